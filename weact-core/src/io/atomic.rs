@@ -1,0 +1,103 @@
+//! Writes that leave the old file or the new one, never half of either.
+
+use std::{
+    fs::{self, File},
+    io::{self, BufWriter, Write},
+    path::{Path, PathBuf},
+};
+
+use crate::{Error, Result};
+
+/// Writes `path` through `fill`: into a temporary file beside it, synced, then renamed over it. If anything fails, the temporary
+/// file is removed and `path` is as it was.
+///
+/// # Errors
+/// If the folder is not writable, the disk is full, or `fill` fails.
+pub fn write(path: &Path, fill: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> Result<()> {
+    let temporary = temporary_beside(path);
+    let attempt = || -> io::Result<()> {
+        let mut out = BufWriter::new(File::create(&temporary)?);
+        fill(&mut out)?;
+        out.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
+        fs::rename(&temporary, path)?;
+        sync_folder(path.parent())
+    };
+    attempt().map_err(|error| {
+        // The first error is the one to report; a leftover that can't be removed either is named like a temporary file.
+        let _removed = fs::remove_file(&temporary);
+        Error::io("can't write", path, error)
+    })
+}
+
+/// Writes a whole folder through `fill`, which gets a temporary folder beside `path`; every file in it is synced, then the folder
+/// takes `path`'s place. An existing `path` is replaced.
+///
+/// # Errors
+/// As [`write`]; `fill`'s own error is passed on.
+pub fn write_folder<E: From<Error>>(
+    path: &Path,
+    fill: impl FnOnce(&Path) -> std::result::Result<(), E>,
+) -> std::result::Result<(), E> {
+    let temporary = temporary_beside(path);
+    let io = |error| Error::io("can't write", path, error);
+    let clear = |folder: &Path| if folder.exists() { fs::remove_dir_all(folder) } else { Ok(()) };
+    clear(&temporary).map_err(io)?;
+    fs::create_dir_all(&temporary).map_err(io)?;
+    let filled = fill(&temporary).and_then(|()| {
+        let finish = || -> io::Result<()> {
+            for entry in fs::read_dir(&temporary)? {
+                File::open(entry?.path())?.sync_all()?;
+            }
+            sync_folder(Some(&temporary))?;
+            clear(path)?;
+            fs::rename(&temporary, path)?;
+            sync_folder(path.parent())
+        };
+        finish().map_err(|error| E::from(io(error)))
+    });
+    if filled.is_err() {
+        let _removed = clear(&temporary);
+    }
+    filled
+}
+
+/// `.NAME.part` beside `path`: the name under which unfinished writes stand.
+fn temporary_beside(path: &Path) -> PathBuf {
+    let name = path.file_name().map_or_else(Default::default, |n| n.to_string_lossy());
+    path.with_file_name(format!(".{name}.part"))
+}
+
+fn sync_folder(folder: Option<&Path>) -> io::Result<()> {
+    match folder {
+        Some(folder) if folder.as_os_str().is_empty() => File::open(".")?.sync_all(),
+        Some(folder) => File::open(folder)?.sync_all(),
+        None => Ok(()),
+    }
+}
+
+/// Writes text atomically.
+///
+/// # Errors
+/// As [`write`].
+pub fn write_text(path: &Path, text: &str) -> Result<()> {
+    write(path, |out| out.write_all(text.as_bytes()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_write_leaves_the_old_file_and_no_trace() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("card.toml");
+        write_text(&path, "old").expect("writable");
+        let failed = write(&path, |out| {
+            out.write_all(b"half of the ne")?;
+            Err(io::Error::other("disk full"))
+        });
+        assert!(failed.expect_err("it failed").to_string().contains("card.toml: disk full"));
+        assert_eq!(fs::read_to_string(&path).expect("still there"), "old");
+        assert_eq!(fs::read_dir(folder.path()).expect("readable").count(), 1);
+    }
+}

@@ -1,0 +1,7 @@
+//! Diagnostics: they take policies, adapters and samples, and never train.
+
+mod error;
+pub mod nll_gap;
+pub mod trust;
+
+pub use error::{Error, Result};

@@ -1,0 +1,18 @@
+//! Real conversations to labelled trajectories: [`import`] reads foreign formats, [`label`] marks what each capability did,
+//! [`weave`] inserts the load and offload exchanges between.
+
+mod import;
+mod label;
+mod weave;
+
+mod hermes;
+mod openai;
+mod sharegpt;
+
+mod pairing;
+mod tags;
+mod tool_schema;
+
+pub use import::{Dropped, Format, Imported, import};
+pub use label::{Rules, label};
+pub use weave::weave;
