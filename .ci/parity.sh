@@ -42,6 +42,6 @@ TOML
     "$weact" train "$run.toml" --quiet
     score() { "$weact" score --model "$model" --input "$model/rows.jsonl" --dtype f32 --quiet "$@"; }
     score --out "$out/base.jsonl" --logits "$out/base.safetensors"
-    score --out "$out/adapter.jsonl" --logits "$out/adapter.safetensors" --adapter "$run/adapter"
-    "$python" tests/parity/check_adapter.py "$model" "$run/adapter" "$out/adapter.safetensors" "$model/rows.jsonl" "$out/base.safetensors"
+    score --out "$out/adapter.jsonl" --logits "$out/adapter.safetensors" --adapter "$run"
+    "$python" tests/parity/check_adapter.py "$model" "$run" "$out/adapter.safetensors" "$model/rows.jsonl" "$out/base.safetensors"
 done

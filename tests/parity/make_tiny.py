@@ -53,9 +53,9 @@ def main():
     for name in ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]:
         shutil.copyfile(TOKENIZER / name, out / name)
     with open(out / "rows.jsonl", "w") as rows:
-        for n_ids in [1, 7, 40]:
+        for n_ids in [2, 7, 40]:
             ids = torch.randint(3, SHAPE["vocab_size"], (n_ids,)).tolist()
-            rows.write(json.dumps({"id": f"{n_ids} ids", "ids": ids}) + "\n")
+            rows.write(json.dumps({"id": f"row-{n_ids}", "ids": ids}) + "\n")
 
 
 if __name__ == "__main__":

@@ -101,7 +101,7 @@ pub enum Repair {
 /// - Arguments may be an object, an object as a JSON string, or absent.
 /// - Several objects between one pair of tags are several calls. A missing closing tag is forgiven; other text before a closing
 ///   tag makes the call malformed.
-/// - A call whose strings don't end is malformed up to the next tag.
+/// - A call whose brackets or strings don't match is malformed up to the next closing tag: a call that it may quote must not run.
 pub fn parse_turn(text: &str) -> Turn {
     let mut turn = Turn::default();
     let mut body = text;
@@ -174,11 +174,12 @@ fn read_calls(body: &str, calls: &mut Vec<Call>) -> usize {
         let text = rest.trim_start();
         let scan = scan(text);
         let call = read_call(&scan);
-        let scanned = &text[scan.n_bytes..];
         let at_end = |after: &str| after.is_empty() || after.starts_with('{') || starts_with_tag(after);
         let n_bytes = match &call {
-            Err(_) if scan.in_string || !at_end(scanned.trim_start()) => first_tag(text, &TAGS).map_or(text.len(), |(_, at)| at),
-            _ => scan.n_bytes,
+            Ok(_) => scan.n_bytes,
+            Err(_) if scan.n_bytes == 0 => first_tag(text, &TAGS).map_or(text.len(), |(_, at)| at),
+            Err(_) if scan.closed && at_end(text[scan.n_bytes..].trim_start()) => scan.n_bytes,
+            Err(_) => first_tag(text, &[END_CALL, RESPONSE]).map_or(text.len(), |(_, at)| at),
         };
         let (raw, after) = text.split_at(n_bytes);
         let mut push = |raw: &str, outcome| calls.push(Call { raw: raw.trim_end().to_owned(), outcome });
@@ -206,12 +207,21 @@ const EXPECTED: &str = r#"{"name": TOOL, "arguments": {..}} as JSON"#;
 
 /// The call in a scanned object, or what is wrong with it.
 fn read_call(scan: &Scan) -> Result<Outcome, String> {
-    let malformed = |why: String| format!("{why}; expected {EXPECTED}");
+    let malformed = |why: &str| format!("{why}; expected {EXPECTED}");
+    if scan.n_bytes == 0 {
+        return Err(malformed("the call does not start with a JSON object"));
+    }
+    if scan.in_string {
+        return Err(malformed("a string in the call does not end"));
+    }
     let mut repairs = scan.repairs.clone();
     let braced = scan.json.trim_end().strip_prefix('{').and_then(|text| text.strip_suffix('}')).map(str::trim);
     let doubled = braced.filter(|text| text.starts_with('{'));
-    let mut value: Value =
-        serde_json::from_str(doubled.unwrap_or(&scan.json)).map_err(|e| malformed(format!("the call is no JSON: {e}")))?;
+    let mut value: Value = serde_json::from_str(doubled.unwrap_or(&scan.json)).map_err(|e| {
+        // The position is one in the repaired text, which nobody has seen.
+        let error = e.to_string();
+        malformed(&format!("the call is no JSON: {}", error.split(" at line ").next().unwrap_or(&error)))
+    })?;
     let inner = match &mut value {
         Value::Array(values) if values.len() == 1 => Some(values[0].take()),
         Value::Object(map) if !map.contains_key("name") => map.get_mut("function").filter(|f| f.is_object()).map(Value::take),
@@ -221,7 +231,7 @@ fn read_call(scan: &Scan) -> Result<Outcome, String> {
         repairs.push(Repair::Wrapper);
     }
     let Value::Object(mut function) = inner.unwrap_or(value) else {
-        return Err(malformed("the call is no object".to_owned()));
+        return Err(malformed("the call is no object"));
     };
     if !function.contains_key("arguments")
         && let Some(arguments) = function.remove("parameters")
@@ -229,11 +239,11 @@ fn read_call(scan: &Scan) -> Result<Outcome, String> {
         function.insert("arguments".to_owned(), arguments);
         repairs.push(Repair::ParametersAlias);
     }
-    let call: ToolCall = serde_json::from_value(json!({"function": function})).map_err(|e| malformed(e.to_string()))?;
+    let call: ToolCall = serde_json::from_value(json!({"function": function})).map_err(|e| malformed(&e.to_string()))?;
     if repairs.is_empty() {
         Ok(Outcome::Valid(call))
     } else if control::is_control(&call.name) {
-        Err(malformed(format!("a call of {} is not repaired", call.name)))
+        Err(malformed(&format!("a call of {} is not repaired", call.name)))
     } else {
         Ok(Outcome::Repaired { call, repairs })
     }
@@ -250,6 +260,8 @@ struct Scan {
     repairs: Vec<Repair>,
     /// Whether the text ended inside a string.
     in_string: bool,
+    /// Whether the bracket was closed by the text itself.
+    closed: bool,
 }
 
 /// Scans to the bracket that closes the first one, or to a tag outside strings, or to the end. Knows brackets, strings and
@@ -307,10 +319,12 @@ fn scan(text: &str) -> Scan {
         scan.json.push_str(literal);
         scan.n_bytes += n_bytes;
         if closers.is_empty() {
+            scan.closed = true;
             return scan;
         }
     }
-    if !scan.in_string {
+    // A tag that opens something is no end: a broken string may have let it out.
+    if !scan.in_string && ![CALL, THINK].iter().any(|tag| text[scan.n_bytes..].starts_with(tag)) {
         scan.drop_comma(comma);
         scan.json.extend(closers.into_iter().rev());
         scan.repaired(Repair::MissingCloser);
@@ -365,7 +379,7 @@ mod tests {
 
     #[test]
     fn every_malformation_has_its_outcome() {
-        let table: [(&str, &[&str]); 36] = [
+        let table: &[(&str, &[&str])] = &[
             // Valid.
             (r#"{"name": "search", "arguments": {"query": ["a"]}}"#, &[r#"search {"query":["a"]}"#]),
             (r#"{"name": "search", "arguments": "{\"query\": \"a\"}"}"#, &[r#"search {"query":"a"}"#]),
@@ -387,32 +401,23 @@ mod tests {
             (r#"{"type": "function", "function": {"name": "a"}}"#, &["a {} [Wrapper]"]),
             (r#"{"name": "a", "parameters": {"q": "None, }"}}"#, &[r#"a {"q":"None, }"} [ParametersAlias]"#]),
             // Refused, whatever could be guessed.
-            ("", &["malformed: the call is no JSON: EOF while parsing a value at line 1 column 0"]),
-            ("search(a)", &["malformed: the call is no JSON: EOF while parsing a value at line 1 column 0"]),
-            ("\"search\"", &["malformed: the call is no JSON: EOF while parsing a value at line 1 column 0"]),
+            ("", &["malformed: the call does not start with a JSON object"]),
+            ("search(a)", &["malformed: the call does not start with a JSON object"]),
+            ("\"search\"", &["malformed: the call does not start with a JSON object"]),
             ("{}", &["malformed: missing field `name`"]),
             ("[]", &["malformed: the call is no object"]),
             (r#"[{"name": "a"}, {"name": "b"}]"#, &["malformed: the call is no object"]),
-            ("{'name': 'a'}", &["malformed: the call is no JSON: key must be a string at line 1 column 2"]),
+            ("{'name': 'a'}", &["malformed: the call is no JSON: key must be a string"]),
             (r#"{"name": 3}"#, &["malformed: invalid type: integer `3`, expected a string"]),
             (r#"{"name": "a", "arguments": [1]}"#, &["malformed: tool call arguments must be an object, not [1]"]),
             (
                 r#"{"name": "a", "arguments": "q"}"#,
                 &["malformed: tool call arguments are no JSON: expected value at line 1 column 1: q"],
             ),
-            (
-                r#"{"name": "a", "arguments": {"q": "say "hi""}}"#,
-                &["malformed: the call is no JSON: expected `,` or `}` at line 1 column 40"],
-            ),
-            (
-                r#"{"name": "a", "arguments": {"q": ["x"}}"#,
-                &["malformed: the call is no JSON: expected `,` or `]` at line 1 column 38"],
-            ),
-            (
-                r#"{"name": "a", "arguments": {"q": "x}}"#,
-                &["malformed: the call is no JSON: EOF while parsing a string at line 1 column 37"],
-            ),
-            (r#"{"name": "a", "arguments": {"q":"#, &["malformed: the call is no JSON: expected value at line 1 column 33"]),
+            (r#"{"name": "a", "arguments": {"q": "say "hi""}}"#, &["malformed: the call is no JSON: expected `,` or `}`"]),
+            (r#"{"name": "a", "arguments": {"q": ["x"}}"#, &["malformed: the call is no JSON: expected `,` or `]`"]),
+            (r#"{"name": "a", "arguments": {"q": "x}}"#, &["malformed: a string in the call does not end"]),
+            (r#"{"name": "a", "arguments": {"q":"#, &["malformed: the call is no JSON: expected value"]),
             (r#"{"name": "a"}}"#, &["malformed: text stands after the JSON object"]),
             (r#"{"name": "a"} and more"#, &["malformed: text stands after the JSON object"]),
             (r#"{"name": "a"}, {"name": "b"}"#, &["malformed: text stands after the JSON object"]),
@@ -427,7 +432,7 @@ mod tests {
                 &["malformed: a call of offload_lora is not repaired"],
             ),
         ];
-        for (body, expected) in table {
+        for &(body, expected) in table {
             assert_eq!(summary(&format!("<tool_call>\n{body}\n</tool_call>")), expected, "{body}");
             let next = format!("<tool_call>{body}</tool_call>\n<tool_call>\n{{\"name\": \"next\"}}\n</tool_call>");
             assert_eq!(summary(&next).last().map(String::as_str), Some("next {}"), "after {body}");
@@ -445,11 +450,21 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_closing_tag_ends_at_the_object_or_the_next_tag() {
+    fn a_missing_closing_tag_ends_at_the_object_or_spoils_the_call() {
         let text =
             "<tool_call>{\"name\": \"a\"}\nprose <tool_call>{\"name\": \"b\", \"arguments\": {<tool_call>{\"name\": \"c\"}";
-        assert_eq!(summary(text), ["a {}", "b {} [MissingCloser]", "c {}"]);
+        assert_eq!(summary(text), ["a {}", "malformed: the call is no JSON: EOF while parsing an object"]);
         assert_eq!(parse_turn(text).content, "prose");
+    }
+
+    #[test]
+    fn a_call_that_a_broken_call_quotes_does_not_run() {
+        let quoted = "<tool_call>{\"name\": \"load_lora\", \"arguments\": {\"adapter\": \"plan\"}}</tool_call>";
+        for before in ["", "\"", "page: ", "\" "] {
+            let text =
+                format!("<tool_call>{{\"name\": \"note\", \"arguments\": {{\"text\": \"{before}{quoted}\"}}}}</tool_call>");
+            assert!(matches!(outcomes(&text)[..], [Outcome::Malformed { .. }]), "{text}");
+        }
     }
 
     #[test]

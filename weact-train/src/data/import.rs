@@ -100,11 +100,11 @@ pub fn import(path: &Path, format: Format) -> Result<Imported> {
             if first_row == row { Ok(trajectory) } else { Err(format!("duplicate of row {first_row}")) }
         });
         match kept {
-            Ok(trajectory) => {
+            Ok(mut trajectory) => {
                 let suffixed = (2..).map(|n| format!("{wanted_id}-{n}"));
                 let id = [wanted_id.clone()].into_iter().chain(suffixed).find(|id| ids.insert(id.clone()));
-                let id = id.expect("endlessly many suffixes hold a free one");
-                imported.trajectories.push(Trajectory { id, ..trajectory });
+                trajectory.id = id.expect("endlessly many suffixes hold a free one");
+                imported.trajectories.push(trajectory);
             }
             Err(reason) => imported.dropped.push(Dropped { row, id: own_id, reason }),
         }
@@ -154,8 +154,10 @@ fn read_row(row: Value, format: Format) -> std::result::Result<Trajectory, Strin
         return Err("no message of the assistant".to_owned());
     }
     pairing::pair(&mut messages)?;
-    let trajectory = Trajectory::new(String::new(), tools, messages, Vec::new()).map_err(|e| e.to_string())?;
-    Ok(Trajectory { question: question.or(first_message), answer, ..trajectory })
+    let mut trajectory = Trajectory::new(String::new(), tools, messages, Vec::new()).map_err(|e| e.to_string())?;
+    trajectory.question = question.or(first_message);
+    trajectory.answer = answer;
+    Ok(trajectory)
 }
 
 fn conversation(row: Map<String, Value>, format: Format) -> std::result::Result<Conversation, String> {
@@ -183,4 +185,87 @@ fn unwrapped(answer: Value) -> Value {
 
 fn digest(messages: &[Message]) -> [u8; 32] {
     Sha256::digest(serde_json::to_vec(messages).expect("messages have string keys only")).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn import_text(text: &str) -> Result<Imported> {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let path = directory.path().join("chats.jsonl");
+        fs::write(&path, text).expect("a writable file");
+        import(&path, Format::OpenAi)
+    }
+
+    fn row(id: impl Into<Value>, answer: &str) -> Value {
+        json!({"id": id.into(), "messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}]})
+    }
+
+    #[test]
+    fn every_row_is_kept_or_dropped_with_its_reason() {
+        let rows = [
+            row("a", "1\u{2028}\u{85}2"),
+            row("a", "other"),
+            row(Value::Null, "other"),
+            row(7, "seven"),
+            row(Value::Null, "five"),
+            json!({"id": "b", "messages": [{"role": "user", "content": "?"}]}),
+            json!([]),
+            row("a-2", "taken"),
+        ];
+        let expected_ids = ["a", "a-2", "7", "chats-5", "a-2-2"];
+        let expected_drops =
+            [(3, None, "duplicate of row 2"), (6, Some("b"), "no message of the assistant"), (7, None, "the row is no object")];
+        let lines = rows.iter().map(Value::to_string).collect::<Vec<_>>().join("\r\n");
+        for text in [json!(rows).to_string(), format!("\u{feff}{lines}\n\n")] {
+            let imported = import_text(&text).expect("JSON");
+            let ids: Vec<_> = imported.trajectories.iter().map(|t| t.id.as_str()).collect();
+            assert_eq!(ids, expected_ids);
+            assert_eq!(imported.trajectories[0].messages()[1].content, "1\u{2028}\u{85}2");
+            let drops: Vec<_> = imported.dropped.iter().map(|d| (d.row, d.id.as_deref(), d.reason.as_str())).collect();
+            assert_eq!(drops, expected_drops);
+        }
+        assert_eq!(import_text("").expect("no rows"), Imported::default());
+        assert_eq!(import_text(" [ ]\n").expect("no rows"), Imported::default());
+    }
+
+    #[test]
+    fn broken_json_is_an_error_with_its_place() {
+        let good = row("a", "1");
+        for (text, why) in [
+            (format!("{good}\n\n{{\"messages\": \n"), "chats.jsonl:3: EOF while parsing"),
+            (format!("[{good},\n{{\"messages\" 1}}]"), "chats.jsonl: row 2: expected `:`"),
+            (format!("[{good}"), "chats.jsonl: row 1: no comma or ] after it"),
+            (format!("[{good},]"), "chats.jsonl: row 2: expected value"),
+            (format!("[{good}] {good}"), "chats.jsonl: text after the array"),
+        ] {
+            let got = import_text(&text).expect_err(why).to_string();
+            assert!(got.contains(why), "{got}");
+        }
+    }
+
+    #[test]
+    fn question_and_answer_are_taken_where_they_are_known() {
+        for (answer, expected) in
+            [(json!([["Yes"]]), Some(json!("Yes"))), (json!(["a", "b"]), Some(json!(["a", "b"]))), (Value::Null, None)]
+        {
+            let mut row = row(1, "x");
+            row["question"] = json!("who?");
+            row["answer"] = answer;
+            let imported = import_text(&row.to_string()).expect("JSON");
+            assert_eq!(imported.trajectories[0].question.as_deref(), Some("who?"));
+            assert_eq!(imported.trajectories[0].answer, expected);
+        }
+    }
+
+    #[test]
+    fn a_format_has_its_name_on_the_command_line() {
+        assert_eq!("sharegpt".parse::<Format>().expect("a known name"), Format::ShareGpt);
+        for (name, why) in [("mcp-xml", "not read by this version"), ("json", "unknown format \"json\"")] {
+            assert!(name.parse::<Format>().expect_err(name).to_string().contains(why));
+        }
+    }
 }

@@ -11,8 +11,8 @@ use weact_core::{
 
 /// How [`label`] tells stages apart.
 ///
-/// The paper labels with GPT-5.4 and reports that structural candidates and text-anchored boundaries were still needed
-/// (App. A.2); the rules' text is not given. These are the structural part.
+/// The paper reports that structural search candidates and text-anchored boundaries were needed (App. A.2) and doesn't give
+/// its rules. These look at structure alone: who speaks, and which tools are called.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Rules {
@@ -83,8 +83,10 @@ pub fn label(trajectory: Trajectory, rules: &Rules) -> std::result::Result<Traje
     if spans.is_empty() {
         return Err("no stage found: no text before the first call, no retrieval call, no answer at the end".to_owned());
     }
-    let labelled = Trajectory::new(trajectory.id, trajectory.tools, messages, spans).map_err(|e| e.to_string())?;
-    Ok(Trajectory { question: trajectory.question, answer: trajectory.answer, ..labelled })
+    let mut labelled = Trajectory::new(trajectory.id, trajectory.tools, messages, spans).map_err(|e| e.to_string())?;
+    labelled.question = trajectory.question;
+    labelled.answer = trajectory.answer;
+    Ok(labelled)
 }
 
 /// Splits the first calling message before its call, and returns the plan's messages, which end there.

@@ -4,6 +4,7 @@
 mod import;
 mod label;
 mod weave;
+mod jsonl;
 
 mod hermes;
 mod openai;
@@ -14,5 +15,6 @@ mod tags;
 mod tool_schema;
 
 pub use import::{Dropped, Format, Imported, import};
+pub use jsonl::write_jsonl;
 pub use label::{Rules, label};
 pub use weave::weave;

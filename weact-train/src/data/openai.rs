@@ -36,15 +36,11 @@ fn message(mut value: Value) -> Result<Message, String> {
     if value.get("function_call").is_some_and(|call| !call.is_null()) {
         return Err("function_call is OpenAI's old form: turn it into tool_calls".to_owned());
     }
-    if let Some(content) = value.get_mut("content") {
-        if let Value::Array(parts) = content {
-            *content = Value::String(parts.iter().map(part).collect::<Result<_, _>>()?);
-        }
+    if let Some(Value::Array(parts)) = value.get("content") {
+        value["content"] = Value::String(parts.iter().map(part).collect::<Result<_, _>>()?);
     }
-    if let Some(calls) = value.get_mut("tool_calls") {
-        if let Value::String(text) = calls {
-            *calls = serde_json::from_str(text).map_err(|e| format!("tool_calls are no JSON: {e}"))?;
-        }
+    if let Some(Value::String(calls)) = value.get("tool_calls") {
+        value["tool_calls"] = serde_json::from_str(calls).map_err(|e| format!("tool_calls are no JSON: {e}"))?;
     }
     serde_json::from_value(value).map_err(|e| e.to_string())
 }

@@ -31,7 +31,6 @@ pub(super) fn read(mut row: Map<String, Value>) -> Result<Conversation, String> 
 }
 
 fn read_turn(Turn { from, value }: Turn) -> Result<Vec<Message>, String> {
-    let results = |text| Ok(tags::responses(text)?.unwrap_or_else(|| vec![text.to_owned()]));
     Ok(match from.as_str() {
         "system" => vec![Message::text(Role::System, value)],
         "human" | "user" => vec![Message::text(Role::User, value)],
@@ -44,8 +43,8 @@ fn read_turn(Turn { from, value }: Turn) -> Result<Vec<Message>, String> {
             vec![Message::calling("", calls.into_iter().map(tags::call).collect::<Result<_, _>>()?)]
         }
         "observation" | "tool" => {
-            let results: Result<Vec<String>, String> = results(&value);
-            results?.into_iter().map(|result| Message::text(Role::Tool, result)).collect()
+            let results = tags::responses(&value)?.unwrap_or_else(|| vec![value]);
+            results.into_iter().map(|result| Message::text(Role::Tool, result)).collect()
         }
         other => return Err(format!("unknown role {other:?}")),
     })

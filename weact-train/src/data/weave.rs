@@ -51,8 +51,10 @@ pub fn weave(trajectory: Trajectory, stages: &[Stage]) -> Result<Trajectory> {
     }
     woven.extend_from_slice(&messages[next..]);
     let tools = with_control_tools(&trajectory.tools, stages).map_err(wrong)?;
-    let woven = Trajectory::new(trajectory.id, tools, woven, spans)?;
-    Ok(Trajectory { question: trajectory.question, answer: trajectory.answer, ..woven })
+    let mut woven = Trajectory::new(trajectory.id, tools, woven, spans)?;
+    woven.question = trajectory.question;
+    woven.answer = trajectory.answer;
+    Ok(woven)
 }
 
 fn with_control_tools(tools: &[Value], stages: &[Stage]) -> std::result::Result<Vec<Value>, String> {
@@ -129,15 +131,17 @@ mod tests {
         let woven = weave(answer.clone(), &stages()).expect("a labelled conversation");
         assert_eq!(names(&woven), ["load_lora", "offload_lora", "search"]);
         assert_eq!(woven.tools[0]["function"]["parameters"]["properties"]["adapter"]["enum"], json!(["plan", "search", "write"]));
-        let again = weave(Trajectory { tools: woven.tools.clone(), ..answer }, &stages()).expect("schemas, but no calls");
-        assert_eq!(again, woven);
+        let mut listed = answer;
+        listed.tools.clone_from(&woven.tools);
+        assert_eq!(weave(listed, &stages()).expect("schemas, but no calls"), woven);
     }
 
     #[test]
     fn what_can_not_be_woven_is_refused() {
         let answer = labelled(vec![Message::text(Role::User, "who?"), Message::text(Role::Assistant, "she")]);
         let woven = weave(answer.clone(), &stages()).expect("a labelled conversation");
-        let other_tools = Trajectory { tools: control::tool_schemas(&[]), ..answer.clone() };
+        let mut other_tools = answer.clone();
+        other_tools.tools = control::tool_schemas(&[]);
         let [call, _] = search_turn("", "q");
         let span = Span { capability: stages()[1].alias.clone(), start: 0, end: 1, exit: Exit::None };
         let unanswered = trajectory(vec![call], vec![span]);

@@ -1,0 +1,93 @@
+//! `card.toml`: what an adapter was made for, beside its PEFT files.
+
+use std::{fs, path::Path};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Capability, Error, Result, chat::ToolProtocol, context::Retention, io::atomic, stage::Stage};
+
+/// The file's name.
+pub const FILE: &str = "card.toml";
+
+/// An adapter's card.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Card {
+    /// The alias under which the model calls it.
+    pub alias: Capability,
+    /// One line in the description of `load_lora`.
+    pub description: String,
+    /// The result of `load_lora(alias)` in the training data.
+    pub activation: String,
+    /// Digest of the adapter's config and tensors.
+    pub digest: String,
+    /// Digest of the backbone that it was trained over.
+    pub base: String,
+    /// Digest of the tokenizer file.
+    pub tokenizer: String,
+    /// Digest of the chat template.
+    pub template: String,
+    /// How tools reached the model.
+    pub tool_protocol: ToolProtocol,
+    /// How thinking of earlier turns was treated.
+    pub think: Think,
+    /// What the history kept of tool results.
+    pub retention: Retention,
+    /// What it was trained on and with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub training: Option<TrainingRecord>,
+}
+
+/// How thinking of earlier turns is treated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Think {
+    /// Every turn keeps its thinking and no empty block is added, so that a prompt extends the one before it.
+    #[default]
+    Preserve,
+}
+
+/// A training run in short.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TrainingRecord {
+    /// Optimiser steps.
+    pub steps: usize,
+    /// Samples in the training set.
+    pub samples: usize,
+    /// Supervised tokens in the training set.
+    pub supervised_tokens: usize,
+    /// Seed of order and initial values.
+    pub seed: u64,
+    /// Digest of the training samples.
+    pub data: String,
+}
+
+impl Card {
+    /// The texts that the model sees.
+    pub fn stage(&self) -> Stage {
+        Stage { alias: self.alias.clone(), description: self.description.clone(), activation: self.activation.clone() }
+    }
+
+    /// Reads `DIR/card.toml`; `None` if there is none.
+    ///
+    /// # Errors
+    /// If it can't be read or is no card.
+    pub fn read(dir: &Path) -> Result<Option<Self>> {
+        let path = dir.join(FILE);
+        if !path.exists() {
+            return Ok(None);
+        }
+        let text = fs::read_to_string(&path).map_err(|e| Error::io("can't read", &path, e))?;
+        toml::from_str(&text).map(Some).map_err(|e| Error::file(&path, e.to_string()))
+    }
+
+    /// Writes `DIR/card.toml`.
+    ///
+    /// # Errors
+    /// If it can't be written.
+    pub fn write(&self, dir: &Path) -> Result<()> {
+        let text = toml::to_string(self).expect("a card serialises");
+        atomic::write_text(&dir.join(FILE), &text)
+    }
+}
