@@ -65,10 +65,19 @@ impl LoraConfig {
     }
 }
 
-/// The value of the pattern that names `module`: PEFT takes the first key that equals the path or is its end after a dot.
-fn by_pattern<T: Copy>(patterns: &BTreeMap<String, T>, module: Module) -> Option<T> {
+/// The values of the patterns that name `module`: as in PEFT, a key names the path that it equals or is the end of, after a dot.
+fn matches<T: Copy>(patterns: &BTreeMap<String, T>, module: Module) -> impl Iterator<Item = T> {
     let path = module.path();
-    patterns.iter().find(|(key, _)| path == **key || path.ends_with(&format!(".{key}"))).map(|(_, value)| *value)
+    patterns.iter().filter(move |(key, _)| path == **key || path.ends_with(&format!(".{key}"))).map(|(_, value)| *value)
+}
+
+fn by_pattern<T: Copy>(patterns: &BTreeMap<String, T>, module: Module) -> Option<T> {
+    matches(patterns, module).next()
+}
+
+/// Of several keys PEFT takes the first in the file, an order that is not kept here: they may not differ.
+fn is_ambiguous<T: Copy + PartialEq>(patterns: &BTreeMap<String, T>, module: Module) -> bool {
+    by_pattern(patterns, module).is_some_and(|first| matches(patterns, module).any(|value| value != first))
 }
 
 /// One module's factors as plain numbers, in the orientation of [`Factors`].
@@ -99,13 +108,20 @@ impl Adapter {
     /// An adapter of these factors.
     ///
     /// # Errors
-    /// If there is no module, a module's rank is not the config's, or a number is not finite.
+    /// If there is no module, a module's rank is 0 or not the config's, two patterns give it different values, or a number is
+    /// not finite.
     pub fn new(config: LoraConfig, plain: BTreeMap<Module, PlainFactors>) -> Result<Self> {
         if plain.is_empty() {
             return Err(Error::Model("an adapter needs at least one module".to_owned()));
         }
         for (module, f) in &plain {
             let path = module.path();
+            if f.rank == 0 {
+                return Err(Error::Model(format!("{path} has rank 0, the rank must be at least 1")));
+            }
+            if is_ambiguous(&config.rank_pattern, *module) || is_ambiguous(&config.alpha_pattern, *module) {
+                return Err(Error::Model(format!("two patterns give {path} different values: name it in one of them")));
+            }
             if f.rank != config.rank_of(*module) {
                 return Err(Error::Model(format!(
                     "{path} has rank {}, the adapter's config says {}",
@@ -137,10 +153,10 @@ impl Adapter {
         self.plain.values().map(|f| f.a.len() + f.b.len()).sum()
     }
 
-    /// Checks every module's dimensions against a model.
+    /// Checks every module's dimensions against a model, and that no module of the model that the targets name is without factors.
     ///
     /// # Errors
-    /// If a module is not in the model or has other dimensions there.
+    /// If a module is not in the model, has other dimensions there, or is missing.
     pub fn check_fits(&self, model: &Config) -> Result<()> {
         let wrong = |module: &Module, f: &PlainFactors| {
             let absent = module.layer.is_some_and(|layer| layer >= model.n_layers);
@@ -152,11 +168,18 @@ impl Adapter {
             .filter(|(m, f)| wrong(m, f))
             .map(|(m, f)| format!("{} [{}, {}]", m.path(), f.d_in, f.d_out))
             .collect();
-        if bad.is_empty() {
+        let two = |names: &[String]| names.iter().take(2).cloned().collect::<Vec<_>>().join(", ");
+        if !bad.is_empty() {
+            let (n, of, shown) = (bad.len(), self.plain.len(), two(&bad));
+            return Err(Error::Model(format!("{n} of the adapter's {of} modules don't fit the model, as {shown}")));
+        }
+        let targets = self.config.modules(model)?;
+        let missing: Vec<String> = targets.iter().filter(|m| !self.plain.contains_key(m)).map(|m| m.path()).collect();
+        if missing.is_empty() {
             return Ok(());
         }
-        let shown = bad.iter().take(2).cloned().collect::<Vec<_>>().join(", ");
-        Err(Error::Model(format!("{} of the adapter's {} modules don't fit the model, as {shown}", bad.len(), self.plain.len())))
+        let (n, of, shown) = (missing.len(), targets.len(), two(&missing));
+        Err(Error::Model(format!("the adapter lacks {n} of the {of} modules that its targets name, as {shown}")))
     }
 
     /// The factors on a device.

@@ -119,14 +119,14 @@ impl Chat {
                 "it lists no tools; tool_protocol = \"text\" writes them into the system message".to_owned(),
             ));
         }
-        let guard = free_guard(messages)?;
-        let ends_with_turn = messages.last().is_some_and(|m| m.role == Role::Assistant);
-        let whole = if ends_with_turn && !open {
+        let guard = free_guard(&(messages, tools))?;
+        let whole = if open {
+            self.render_up_to_turn(messages, tools, guard)?
+        } else if ends_with_turn(messages) {
             // Some templates write the last message differently; a message after it shows what it becomes.
-            let followed: Vec<Message> = messages.iter().cloned().chain([Message::text(Role::User, "")]).collect();
-            self.render(&followed, tools, false, guard)?
+            self.render(&followed_by(messages, [Message::text(Role::User, "")]), tools, false, guard)?
         } else {
-            self.render(messages, tools, open, guard)?
+            self.render(messages, tools, false, guard)?
         };
         let mut pieces = Vec::new();
         let (mut cursor, mut next_message) = (0, 0);
@@ -134,7 +134,7 @@ impl Chat {
             pieces.push(Piece { messages, is_turn, marked: whole[text].to_owned(), guard });
         };
         for (i, _) in messages.iter().enumerate().filter(|(_, m)| m.role == Role::Assistant) {
-            let prompt = self.render(&messages[..i], tools, true, guard)?;
+            let prompt = self.render_up_to_turn(&messages[..i], tools, guard)?;
             let start = prompt.len();
             if !whole.starts_with(&prompt) || start < cursor {
                 return Err(Error::Template(format!(
@@ -149,7 +149,7 @@ impl Chat {
             push(i..i + 1, true, start..end);
             (cursor, next_message) = (end, i + 1);
         }
-        if open || !ends_with_turn {
+        if open || !ends_with_turn(messages) {
             push(next_message..messages.len(), false, cursor..whole.len());
         }
         Ok(pieces)
@@ -191,10 +191,7 @@ impl Chat {
             let ids = self.tokenizer.encode(&text)?;
             return Ok((text, ids));
         }
-        let all = Value::Array(messages.to_vec()).to_string();
-        let guard = guards()
-            .find(|c| !all.contains(*c))
-            .ok_or_else(|| Error::Tokenizer("the text uses every guard character".to_owned()))?;
+        let guard = free_guard(&(messages, tools))?;
         let guarded: Vec<Value> = messages
             .iter()
             .map(|message| {
@@ -220,13 +217,26 @@ impl Chat {
         self.template.render(&values, tools, add_generation_prompt, None)
     }
 
+    /// The text up to where the turn after `messages` begins. Templates write their generation prompt after what others wrote;
+    /// after a turn, a further turn shows where its text begins.
+    fn render_up_to_turn(&self, messages: &[Message], tools: &[Value], guard: char) -> Result<String> {
+        if !ends_with_turn(messages) {
+            return self.render(messages, tools, true, guard);
+        }
+        let more = [Message::text(Role::Assistant, guard), Message::text(Role::User, "")];
+        let mut text = self.render(&followed_by(messages, more), tools, false, guard)?;
+        let start = text.rfind(guard).ok_or_else(|| Error::Template("it leaves out what a turn says".to_owned()))?;
+        text.truncate(start);
+        Ok(text)
+    }
+
     /// What a message may say, with control strings broken where its author must not steer.
     fn guarded(&self, role: Role, text: &str, guard: char) -> String {
         match role {
             Role::System => text.to_owned(),
             Role::User | Role::Tool => self.tokenizer.guard(text, guard, |_| true),
             // The policy writes tags, but no turn mark within its turn.
-            Role::Assistant => self.tokenizer.guard(text, guard, |c| c.special),
+            Role::Assistant => self.tokenizer.guard(text, guard, |c| c.special || c.id == self.end_of_turn_id),
         }
     }
 
@@ -239,7 +249,8 @@ impl Chat {
             if !message.tool_calls.is_empty() {
                 let calls = message.tool_calls.iter().map(|call| {
                     let arguments = self.guarded_json(&Value::Object(call.arguments.clone()), guard);
-                    json!({"type": "function", "function": {"name": call.name, "arguments": arguments}})
+                    let name = self.guarded(Role::Assistant, &call.name, guard);
+                    json!({"type": "function", "function": {"name": name, "arguments": arguments}})
                 });
                 value["tool_calls"] = calls.collect();
             }
@@ -252,7 +263,8 @@ impl Chat {
             Value::String(text) => Value::String(self.guarded(Role::Assistant, text, guard)),
             Value::Array(items) => items.iter().map(|v| self.guarded_json(v, guard)).collect(),
             Value::Object(map) => {
-                map.iter().map(|(k, v)| (k.clone(), self.guarded_json(v, guard))).collect::<serde_json::Map<_, _>>().into()
+                let entry = |(k, v): (&String, &Value)| (self.guarded(Role::Assistant, k, guard), self.guarded_json(v, guard));
+                map.iter().map(entry).collect::<serde_json::Map<_, _>>().into()
             }
             other => other.clone(),
         }
@@ -281,7 +293,7 @@ impl Chat {
                 let separator = if text.is_empty() { "" } else { "\n" };
                 text.push_str(&format!(
                     "{separator}<tool_call>\n{{\"name\": \"{}\", \"arguments\": {arguments}}}\n</tool_call>",
-                    call.name
+                    self.guarded(Role::Assistant, &call.name, guard)
                 ));
             }
             if message.role == Role::Tool {
@@ -322,12 +334,18 @@ fn tool_list(tools: &[Value]) -> String {
     )
 }
 
-/// Private-use characters, one of which breaks control strings on the way through the template.
-fn guards() -> impl Iterator<Item = char> {
-    ('\u{f8c0}'..='\u{f8ff}').rev()
+fn ends_with_turn(messages: &[Message]) -> bool {
+    messages.last().is_some_and(|m| m.role == Role::Assistant)
 }
 
-fn free_guard(messages: &[Message]) -> Result<char> {
-    let text = serde_json::to_string(messages).expect("messages serialise");
-    guards().find(|c| !text.contains(*c)).ok_or_else(|| Error::Tokenizer("the text uses every guard character".to_owned()))
+fn followed_by<const N: usize>(messages: &[Message], more: [Message; N]) -> Vec<Message> {
+    messages.iter().cloned().chain(more).collect()
+}
+
+/// A private-use character that `content` does not hold: it breaks control strings on the way through the template. They are so
+/// many that no page can use them up.
+fn free_guard(content: &impl Serialize) -> Result<char> {
+    let text = serde_json::to_string(content).expect("messages and tools serialise");
+    let mut guards = ('\u{f0000}'..='\u{ffffd}').rev();
+    guards.find(|c| !text.contains(*c)).ok_or_else(|| Error::Tokenizer("the text uses every guard character".to_owned()))
 }

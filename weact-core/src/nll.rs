@@ -40,30 +40,41 @@ impl Targets {
     }
 }
 
-/// Negative log-likelihood of each supervised token, in nats, and whether it is the most likely one. Logits are computed for
-/// supervised positions only.
+/// Supervised tokens under a policy.
+#[derive(Clone, Debug)]
+pub struct Scored {
+    /// Negative log-likelihood of each, in nats, `[n]`.
+    pub nll: Tensor<1>,
+    /// Id of the most likely token at each place, `[n]`.
+    pub best: Tensor<1, Int>,
+    tokens: Tensor<1, Int>, // [n]
+}
+
+impl Scored {
+    /// How many supervised tokens are the most likely ones.
+    pub fn n_top1(&self) -> usize {
+        let hits = self.best.clone().equal(self.tokens.clone()).int().sum();
+        hits.into_scalar::<i64>() as usize
+    }
+}
+
+/// Scores each supervised token. Logits are computed for supervised positions only.
 ///
 /// # Shapes
 /// - `hidden`: `[rows, width, d]`
-/// - outputs: `[n]` each; the second holds the most likely token's id
-pub fn per_token(
-    backbone: &Backbone,
-    factors: Option<&FactorMap>,
-    hidden: Tensor<3>,
-    targets: &Targets,
-) -> (Tensor<1>, Tensor<1, Int>) {
+pub fn per_token(backbone: &Backbone, factors: Option<&FactorMap>, hidden: Tensor<3>, targets: &Targets) -> Scored {
     let [rows, width, d] = hidden.dims();
     let supervised = hidden.reshape([rows * width, d]).select(0, targets.positions.clone()); // [n, d]
     let logits = backbone.logits(supervised, factors); // [n, vocab]
     let best = logits.clone().argmax(1).squeeze_dim::<1>(1); // [n]
     let log_p = log_softmax(logits, 1).gather(1, targets.tokens.clone().unsqueeze_dim::<2>(1)); // [n, 1]
-    (log_p.squeeze_dim::<1>(1).neg(), best)
+    Scored { nll: log_p.squeeze_dim::<1>(1).neg(), best, tokens: targets.tokens.clone() }
 }
 
 /// Eq. 5 over one batch: `sum_n m_n * -log pi(x_n | x_<n)`, in nats. Who averages, divides by the supervised tokens of the whole
 /// update.
 pub fn masked_sum(backbone: &Backbone, factors: Option<&FactorMap>, hidden: Tensor<3>, targets: &Targets) -> Tensor<1> {
-    per_token(backbone, factors, hidden, targets).0.sum()
+    per_token(backbone, factors, hidden, targets).nll.sum()
 }
 
 /// E.3's mean over one record's supervised tokens; `None` where there is none.

@@ -49,7 +49,7 @@ impl Registry {
         for folder in adapter_folders(dir)? {
             let (entry, warning) = read_entry(&folder, against)?;
             warnings.extend(warning);
-            registry.register(entry)?;
+            registry.register(entry).map_err(|e| Error::file(&folder, e.to_string()))?;
         }
         let rank = |alias: &Capability| ["plan", "search", "write"].iter().position(|n| *n == alias.as_str()).unwrap_or(3);
         registry.entries.sort_by_key(|e| (rank(&e.stage.alias), e.stage.alias.clone()));
@@ -122,9 +122,10 @@ fn adapter_folders(dir: &Path) -> Result<Vec<PathBuf>> {
     let read = fs::read_dir(dir).map_err(|e| Error::io("can't read", dir, e))?;
     let mut folders = Vec::new();
     for entry in read {
-        let path = entry.map_err(|e| Error::io("can't read", dir, e))?.path();
-        if is_adapter(&path) {
-            folders.push(path);
+        let entry = entry.map_err(|e| Error::io("can't read", dir, e))?;
+        // A folder whose name starts with a dot is a write that was never finished.
+        if is_adapter(&entry.path()) && !entry.file_name().to_string_lossy().starts_with('.') {
+            folders.push(entry.path());
         }
     }
     if folders.is_empty() {

@@ -28,6 +28,9 @@ pub struct Tokenizer {
     digest: String,
 }
 
+/// Around the name under which a control token keeps its place in the plain tokenizer: no character of any text.
+const PLACE: char = '\u{10fffe}';
+
 fn broken(error: impl std::fmt::Display) -> Error {
     Error::Tokenizer(error.to_string())
 }
@@ -69,7 +72,7 @@ impl Tokenizer {
                 let (true, Some(id)) = (special || is_tag(&text), token["id"].as_u64()) else { return true };
                 // Loading numbers added tokens by position, so one that takes a number keeps its place under a name that no
                 // text has; one that stands in the model's own vocabulary takes none.
-                token["content"] = Value::String(format!("\u{10fffe}{id}\u{10fffe}"));
+                token["content"] = Value::String(format!("{PLACE}{id}{PLACE}"));
                 let keeps_its_place = !in_model.contains(&text);
                 controls.push(Control { text, id: id as u32, special });
                 keeps_its_place
@@ -137,11 +140,14 @@ impl Tokenizer {
             let next = self.first_control(rest, |_| true);
             let (chunk, control) = next.map_or((rest, None), |(at, control)| (&rest[..at], Some(control)));
             let text: String = chunk.chars().filter(|c| *c != guard).collect();
-            let encoded = self.plain.encode_fast(text, false).map_err(broken)?;
-            if let Some(id) = encoded.get_ids().iter().find(|id| self.controls.iter().any(|c| c.id == **id)) {
-                return Err(Error::Tokenizer(format!("untrusted text encodes to the control token {id}")));
+            // No part holds the name under which a control token keeps its place.
+            for part in text.split_inclusive(PLACE) {
+                let encoded = self.plain.encode_fast(part, false).map_err(broken)?;
+                if let Some(id) = encoded.get_ids().iter().find(|id| self.controls.iter().any(|c| c.id == **id)) {
+                    return Err(Error::Tokenizer(format!("untrusted text encodes to the control token {id}")));
+                }
+                ids.extend_from_slice(encoded.get_ids());
             }
-            ids.extend_from_slice(encoded.get_ids());
             ids.extend(control.map(|c| c.id));
             rest = &rest[chunk.len() + control.map_or(0, |c| c.text.len())..];
         }
@@ -164,8 +170,9 @@ impl Tokenizer {
 
     /// The first control string in `text`, the longest where several start at one place.
     fn first_control(&self, text: &str, which: impl Fn(&Control) -> bool) -> Option<(usize, &Control)> {
-        let hits = self.controls.iter().filter(|c| which(c)).filter_map(|c| Some((text.find(&c.text)?, c)));
-        hits.min_by_key(|(at, c)| (*at, std::cmp::Reverse(c.text.len())))
+        text.char_indices().find_map(|(at, _)| {
+            self.controls.iter().find(|c| text[at..].starts_with(&c.text) && which(c)).map(|control| (at, control))
+        })
     }
 
     /// Text of ids; control tokens are shown.

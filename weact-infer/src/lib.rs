@@ -1,6 +1,10 @@
 //! Running: an engine that decodes under switchable adapters, tools, and the agent that uses both.
 
-mod error;
+pub mod sampler;
+pub mod session;
+pub mod engine;
+pub mod timeline;
 pub mod tools;
+mod error;
 
 pub use error::{Error, Result};

@@ -1,13 +1,31 @@
 //! The crate's one error type.
 
-/// What can go wrong here. Messages say what, where and what to do.
+use std::path::PathBuf;
+
+/// What can go wrong while reading data and training. Messages say what, where and what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// From the shared parts.
     #[error(transparent)]
     Core(#[from] weact_core::Error),
-    /// Anything else, said in full.
+    /// A run configuration is wrong: exit status 2.
+    #[error("{path}: {why}")]
+    Config {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, with its line where there is one.
+        why: String,
+    },
+    /// The run directory is in a state that the command does not fit: exit status 2.
+    #[error("{path}: {why}")]
+    RunDirectory {
+        /// The directory.
+        path: PathBuf,
+        /// What is wrong and what to do.
+        why: String,
+    },
+    /// The run can't go on.
     #[error("{0}")]
     Other(String),
 }

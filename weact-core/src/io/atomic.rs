@@ -14,7 +14,7 @@ use crate::{Error, Result};
 /// # Errors
 /// If the folder is not writable, the disk is full, or `fill` fails.
 pub fn write(path: &Path, fill: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> Result<()> {
-    let temporary = temporary_beside(path);
+    let temporary = hidden_beside(path, "part");
     let attempt = || -> io::Result<()> {
         let mut out = BufWriter::new(File::create(&temporary)?);
         fill(&mut out)?;
@@ -30,7 +30,7 @@ pub fn write(path: &Path, fill: impl FnOnce(&mut BufWriter<File>) -> io::Result<
 }
 
 /// Writes a whole folder through `fill`, which gets a temporary folder beside `path`; every file in it is synced, then the folder
-/// takes `path`'s place. An existing `path` is replaced.
+/// takes `path`'s place. An existing `path` is replaced; until the new one stands, the old one is kept as `.NAME.old`.
 ///
 /// # Errors
 /// As [`write`]; `fill`'s own error is passed on.
@@ -38,9 +38,10 @@ pub fn write_folder<E: From<Error>>(
     path: &Path,
     fill: impl FnOnce(&Path) -> std::result::Result<(), E>,
 ) -> std::result::Result<(), E> {
-    let temporary = temporary_beside(path);
+    let temporary = hidden_beside(path, "part");
     let io = |error| Error::io("can't write", path, error);
     let clear = |folder: &Path| if folder.exists() { fs::remove_dir_all(folder) } else { Ok(()) };
+    let retired = hidden_beside(path, "old");
     clear(&temporary).map_err(io)?;
     fs::create_dir_all(&temporary).map_err(io)?;
     let filled = fill(&temporary).and_then(|()| {
@@ -49,9 +50,13 @@ pub fn write_folder<E: From<Error>>(
                 File::open(entry?.path())?.sync_all()?;
             }
             sync_folder(Some(&temporary))?;
-            clear(path)?;
+            if path.exists() {
+                clear(&retired)?;
+                fs::rename(path, &retired)?;
+            }
             fs::rename(&temporary, path)?;
-            sync_folder(path.parent())
+            sync_folder(path.parent())?;
+            clear(&retired)
         };
         finish().map_err(|error| E::from(io(error)))
     });
@@ -61,10 +66,10 @@ pub fn write_folder<E: From<Error>>(
     filled
 }
 
-/// `.NAME.part` beside `path`: the name under which unfinished writes stand.
-fn temporary_beside(path: &Path) -> PathBuf {
+/// `.NAME.part` beside `path` is an unfinished write, `.NAME.old` what it is about to replace.
+fn hidden_beside(path: &Path, ending: &str) -> PathBuf {
     let name = path.file_name().map_or_else(Default::default, |n| n.to_string_lossy());
-    path.with_file_name(format!(".{name}.part"))
+    path.with_file_name(format!(".{name}.{ending}"))
 }
 
 fn sync_folder(folder: Option<&Path>) -> io::Result<()> {

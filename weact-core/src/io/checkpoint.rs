@@ -6,12 +6,13 @@ use std::{
 };
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
+use safetensors::Dtype;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use super::{
     atomic, hf_config,
-    tensors::{self, Tensors, hex},
+    tensors::{self, Entry, Tensors, hex},
 };
 use crate::{
     Error, Result,
@@ -42,7 +43,7 @@ impl Checkpoint {
     /// head where the config says otherwise but no head is there.
     ///
     /// # Errors
-    /// One error names all tensors that are missing, left over or of another shape.
+    /// One error names all tensors that are missing, left over, of another shape, or of an element type that is not read.
     pub fn open(dir: &Path, tie_embeddings: bool) -> Result<Self> {
         let mut config = hf_config::read(dir)?;
         let tensors = Tensors::open_model(dir)?;
@@ -67,6 +68,11 @@ impl Checkpoint {
     }
 
     fn check_shapes(&self) -> Result<()> {
+        let (n_layers, n_tensors) = (self.config.n_layers, self.tensors.entries().len());
+        if n_layers > n_tensors {
+            let why = format!("num_hidden_layers is {n_layers} in config.json, but there are only {n_tensors} tensors");
+            return Err(Error::file(&self.dir, why));
+        }
         let expected = shapes(&self.config);
         let mut wrong = Vec::new();
         for (name, shape) in &expected {
@@ -75,7 +81,8 @@ impl Checkpoint {
                 Some(entry) if entry.shape != *shape => {
                     wrong.push(format!("{name} has the shape {:?}, config.json makes it {shape:?}", entry.shape))
                 }
-                Some(_) => {}
+                Some(Entry { dtype: Dtype::F32 | Dtype::F16 | Dtype::BF16, .. }) => {}
+                Some(entry) => wrong.push(format!("{name} has the element type {:?}; f32, f16 and bf16 are read", entry.dtype)),
             }
         }
         // Old Llama files carry the rotary frequencies, which the config determines.
@@ -101,8 +108,7 @@ impl Checkpoint {
     /// Loads the weights onto `device` as `dtype` (f32, bf16 or f16), one tensor at a time.
     ///
     /// # Errors
-    /// If the device has no such element type (said before anything is read), or a tensor has an element type other than f32,
-    /// f16, bf16.
+    /// If the device has no such element type, which is said before anything is read.
     pub fn load(&self, device: &Device, dtype: DType) -> Result<Backbone> {
         if !device.supports_dtype(dtype) {
             return Err(Error::Model(format!("the device does not compute in {dtype:?}: use --dtype f32")));

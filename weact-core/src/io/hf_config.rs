@@ -56,6 +56,10 @@ fn neutral(key: &str) -> Option<Value> {
     })
 }
 
+fn is_neutral(key: &str, value: &Value) -> bool {
+    neutral(key).is_some_and(|only| *value == only || (value.is_number() && value.as_f64() == only.as_f64()))
+}
+
 struct Reader<'a> {
     path: &'a Path,
     map: Map<String, Value>,
@@ -160,18 +164,22 @@ pub fn read(dir: &Path) -> Result<Config> {
 }
 
 fn refuse_sliding_window(r: &mut Reader<'_>, family: Family) -> Result<()> {
+    let given = r.map.contains_key("sliding_window");
     let window = r.take("sliding_window");
-    let used = r.flag("use_sliding_window", false)? || family == Family::Llama;
-    if let (Some(window), true) = (&window, used) {
+    let used = r.flag("use_sliding_window", false)?;
+    // Where the key is absent, transformers' Qwen configs set 4096; Llama's know neither key.
+    let window = if used && !given { Some(json!(4096)) } else { window };
+    if let (Some(window), true) = (&window, used || family == Family::Llama) {
         return Err(
             r.bad(format!("sliding_window {window} is active and is not supported: every position here sees all before it"))
         );
     }
-    let other = r.take("layer_types").and_then(|types| {
-        let types = types.as_array().cloned().unwrap_or_default();
-        types.into_iter().find(|t| t.as_str() != Some("full_attention"))
-    });
-    match other {
+    let kinds = match r.take("layer_types") {
+        None => Vec::new(),
+        Some(Value::Array(kinds)) => kinds,
+        Some(other) => return Err(r.bad(format!("layer_types must be a list, not {other}"))),
+    };
+    match kinds.into_iter().find(|kind| kind != "full_attention") {
         Some(kind) => {
             Err(r.bad(format!("layer_types asks for {kind} (a sliding window or another attention), which is not supported")))
         }
@@ -185,10 +193,11 @@ fn rope(r: &mut Reader<'_>, max_positions: usize) -> Result<Rope> {
         return Err(r.bad("rope_parameters and rope_scaling are both given and differ"));
     }
     let outer_theta = r.number("rope_theta")?;
+    let spelling = if new.is_some() { "rope_parameters" } else { "rope_scaling" };
     let map = match new.or(old) {
         None => Map::new(),
         Some(Value::Object(map)) => map,
-        Some(other) => return Err(r.bad(format!("rope_parameters must be an object, not {other}"))),
+        Some(other) => return Err(r.bad(format!("{spelling} must be an object, not {other}"))),
     };
     let mut inner = Reader { path: r.path, map };
     let inner_theta = inner.number("rope_theta")?;
@@ -206,10 +215,12 @@ fn rope(r: &mut Reader<'_>, max_positions: usize) -> Result<Rope> {
     }
     let kind = kinds.0.or(kinds.1).unwrap_or_else(|| json!("default"));
     let scaling = match kind.as_str() {
-        Some("default") => {
-            inner.map.shift_remove("factor");
-            Scaling::Default
-        }
+        Some("default") => match inner.number("factor")? {
+            Some(factor) if factor != 1.0 => {
+                return Err(r.bad(format!("factor {factor} is given without a rope_type that applies it")));
+            }
+            _ => Scaling::Default,
+        },
         Some("yarn") => yarn(&mut inner, max_positions)?,
         Some("llama3") => {
             let mut need =
@@ -223,8 +234,8 @@ fn rope(r: &mut Reader<'_>, max_positions: usize) -> Result<Rope> {
         }
         _ => return Err(r.bad(format!("rope_type {kind} is not supported (default, yarn, llama3 are)"))),
     };
-    match inner.map.iter().find(|(key, value)| !value.is_null() && neutral(key).as_ref() != Some(value)) {
-        Some((key, value)) => Err(r.bad(format!("the key {key} = {value} of rope_parameters is not applied here"))),
+    match inner.map.iter().find(|(key, value)| !value.is_null() && !is_neutral(key, value)) {
+        Some((key, value)) => Err(r.bad(format!("the key {key} = {value} of {spelling} is not applied here"))),
         None => Ok(Rope { theta, scaling }),
     }
 }
@@ -249,10 +260,8 @@ fn yarn(r: &mut Reader<'_>, max_positions: usize) -> Result<Scaling> {
 }
 
 fn refuse_the_rest(r: Reader<'_>) -> Result<()> {
-    let same = |a: &Value, b: &Value| a == b || (a.is_number() && a.as_f64() == b.as_f64());
-    let unknown = r.map.iter().find(|(key, value)| {
-        !value.is_null() && !IGNORED.contains(&key.as_str()) && !neutral(key).is_some_and(|only| same(value, &only))
-    });
+    let unknown =
+        r.map.iter().find(|(key, value)| !value.is_null() && !IGNORED.contains(&key.as_str()) && !is_neutral(key, value));
     match unknown {
         None => Ok(()),
         Some((key, value)) => {

@@ -25,20 +25,22 @@ fn neutral(key: &str, value: &Value) -> bool {
     match key {
         "peft_type" => value == "LORA",
         "bias" => value == "none",
+        // pissa, olora, corda, loftq and lora_ga change the base weights when they begin.
+        "init_lora_weights" => {
+            value.is_null() || value.is_boolean() || ["gaussian", "orthogonal", "eva"].iter().any(|harmless| value == harmless)
+        }
         // Known not to change the forward pass.
         "task_type"
         | "base_model_name_or_path"
         | "revision"
         | "inference_mode"
-        | "init_lora_weights"
         | "lora_dropout"
         | "peft_version"
         | "auto_mapping"
         | "megatron_core"
         | "qalora_group_size"
         | "layers_pattern"
-        | "runtime_config"
-        | "ensure_weight_tying" => true,
+        | "runtime_config" => true,
         _ => value.is_null() || value == &Value::Bool(false) || empty,
     }
 }
@@ -61,7 +63,7 @@ pub fn read(dir: &Path) -> Result<Adapter> {
     if let Some(module) = plain.keys().find(|m| !config.targets.contains(&m.projection)) {
         return Err(Error::file(&path, format!("{TENSORS} holds {}, which is no target", module.path())));
     }
-    Adapter::new(config, plain)
+    Adapter::new(config, plain).map_err(|e| Error::file(dir, e.to_string()))
 }
 
 fn parse_config(path: &Path, text: &str) -> Result<LoraConfig> {
@@ -86,9 +88,15 @@ fn parse_config(path: &Path, text: &str) -> Result<LoraConfig> {
     {
         return Err(bad(format!("the pattern {key:?} is a regular expression; whole paths and their ends are matched here")));
     }
-    let rank_pattern = ranks.iter().map(|(k, v)| Ok((k.clone(), number(k, v)? as usize))).collect::<Result<_>>()?;
+    let whole =
+        |key: &str, v: &Value| v.as_u64().ok_or_else(|| bad(format!("the rank of {key} must be a whole number, not {v}")));
+    let rank_pattern = ranks.iter().map(|(k, v)| Ok((k.clone(), whole(k, v)? as usize))).collect::<Result<_>>()?;
     let alpha_pattern = alphas.iter().map(|(k, v)| Ok((k.clone(), number(k, v)?))).collect::<Result<_>>()?;
-    let rslora = take("use_rslora").is_some_and(|v| v == Value::Bool(true));
+    let rslora = match take("use_rslora") {
+        None => false,
+        Some(Value::Bool(rslora)) => rslora,
+        Some(other) => return Err(bad(format!("use_rslora must be true or false, not {other}"))),
+    };
     let targets = match take("target_modules") {
         Some(Value::Array(names)) => {
             let parse = |v: &Value| {

@@ -73,24 +73,24 @@ impl Tensors {
         if let Some(shard) = shards.iter().find(unsafe_name) {
             return Err(Error::file(&index_path, format!("names the shard {shard:?}, which is no plain file name")));
         }
-        let missing: Vec<&str> = shards.iter().filter(|s| !dir.join(s).exists()).map(|s| s.as_str()).collect();
-        if !missing.is_empty() {
+        if single.exists() && !shards.iter().any(|s| s.as_str() == "model.safetensors") {
             return Err(Error::file(
                 &index_path,
-                format!("names shards that are not there: {} (incomplete download?)", missing.join(", ")),
+                "names other files than model.safetensors, which is there too: remove one of the two",
             ));
         }
+        let (present, missing): (Vec<&String>, Vec<&String>) = shards.into_iter().partition(|s| dir.join(s).exists());
         let mut tensors = Self { files: Vec::new(), entries: BTreeMap::new() };
-        for shard in &shards {
+        for shard in present {
             tensors.add(&dir.join(shard))?;
         }
-        tensors.check_index(&index_path, &index)?;
+        tensors.check_index(&index_path, &index, &missing)?;
         Ok(tensors)
     }
 
-    fn check_index(&self, path: &Path, index: &Index) -> Result<()> {
-        let mut wrong = Vec::new();
-        for (name, shard) in &index.weight_map {
+    fn check_index(&self, path: &Path, index: &Index, missing: &[&String]) -> Result<()> {
+        let mut wrong: Vec<String> = missing.iter().map(|shard| format!("the shard {shard} is not there")).collect();
+        for (name, shard) in index.weight_map.iter().filter(|(_, shard)| !missing.contains(shard)) {
             match self.entries.get(name) {
                 None => wrong.push(format!("{name} is in no shard, the index says {shard}")),
                 Some(entry) if !self.files[entry.file].0.ends_with(shard) => {

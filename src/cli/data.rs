@@ -1,0 +1,187 @@
+//! `weact data`: what stands between real conversations and training.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use anyhow::bail;
+use clap::Subcommand;
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+use weact::{
+    core::{Error, Trajectory, stage::Stage, trajectory},
+    train::data::{self, Format, Rules},
+};
+
+use super::{Common, check, exit::Usage};
+
+/// Prepares training data
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    Import(Import),
+    Label(Label),
+    Check(check::Args),
+}
+
+/// Reads conversations of another format into trajectories
+#[derive(Debug, clap::Args)]
+pub struct Import {
+    /// openai, hermes or sharegpt
+    #[arg(long, value_name = "FORMAT")]
+    from: Format,
+    /// A JSON array or a JSONL file
+    #[arg(value_name = "IN")]
+    input: PathBuf,
+    /// One trajectory a line
+    #[arg(long, value_name = "FILE")]
+    out: PathBuf,
+    /// Write the file even if no row is kept
+    #[arg(long)]
+    allow_empty: bool,
+}
+
+/// Marks on trajectories which messages planned, searched and wrote
+#[derive(Debug, clap::Args)]
+pub struct Label {
+    /// Trajectories or episodes
+    #[arg(value_name = "IN")]
+    input: PathBuf,
+    /// One trajectory a line
+    #[arg(long, value_name = "FILE")]
+    out: PathBuf,
+    /// A TOML file that says which tools retrieve and what the stages are called
+    #[arg(long, value_name = "FILE")]
+    rules: Option<PathBuf>,
+    /// Who labels: rules
+    #[arg(long, default_value = "rules", value_name = "WHO")]
+    annotator: String,
+    /// Insert the load and offload calls around each stage
+    #[arg(long)]
+    weave: bool,
+    /// A TOML file of `[[stages]]` with alias, description and activation: the texts that `--weave` inserts
+    #[arg(long, value_name = "FILE", requires = "weave")]
+    stages: Option<PathBuf>,
+    /// Write the file even if no row is kept
+    #[arg(long)]
+    allow_empty: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Stages {
+    stages: Vec<Stage>,
+}
+
+/// Runs one of them.
+pub fn run(command: &Command, common: &Common) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Import(args) => import(args, common),
+        Command::Label(args) => label(args, common),
+        Command::Check(args) => check::run(args, common),
+    }
+}
+
+fn import(args: &Import, common: &Common) -> anyhow::Result<ExitCode> {
+    let imported = data::import(&args.input, args.from)?;
+    let dropped = imported.dropped.into_iter().map(|d| Dropped { row: Some(d.row), id: d.id, reason: d.reason }).collect();
+    let account = Account { input: &args.input, out: &args.out, kept: imported.trajectories, dropped };
+    account.write(args.allow_empty, common)
+}
+
+fn label(args: &Label, common: &Common) -> anyhow::Result<ExitCode> {
+    if args.annotator != "rules" {
+        let why =
+            if args.annotator.contains("://") { "annotation by a model is not available in this version" } else { "unknown" };
+        return Err(Usage(format!("--annotator {}: {why}; use rules", args.annotator)).into());
+    }
+    let rules: Rules = args.rules.as_deref().map(read_toml).transpose()?.unwrap_or_default();
+    let stages = match args.stages.as_deref().map(read_toml::<Stages>).transpose()? {
+        Some(file) => file.stages,
+        None => [&rules.plan, &rules.search, &rules.write].map(Stage::builtin).into(),
+    };
+    let mut account = Account { input: &args.input, out: &args.out, kept: Vec::new(), dropped: Vec::new() };
+    for row in trajectory::read(&args.input)? {
+        let id = row.id.clone();
+        let labelled = data::label(row, &rules);
+        let made =
+            labelled.and_then(|row| if args.weave { data::weave(row, &stages).map_err(|e| e.to_string()) } else { Ok(row) });
+        match made {
+            Ok(row) => account.kept.push(row),
+            Err(reason) => account.dropped.push(Dropped { row: None, id: Some(id), reason }),
+        }
+    }
+    account.write(args.allow_empty, common)
+}
+
+/// A configuration in TOML; what is wrong with it is the command line's fault.
+fn read_toml<T: DeserializeOwned>(path: &Path) -> anyhow::Result<T> {
+    let text = fs::read_to_string(path).map_err(|e| Usage(Error::io("can't read", path, e).to_string()))?;
+    toml::from_str(&text).map_err(|error| {
+        let line = error.span().map_or(1, |span| text[..span.start].matches('\n').count() + 1);
+        Usage(format!("{}:{line}: {}", path.display(), error.message())).into()
+    })
+}
+
+/// A row that was left out.
+struct Dropped {
+    row: Option<usize>,
+    id: Option<String>,
+    reason: String,
+}
+
+/// Where every row of a file went.
+struct Account<'a> {
+    input: &'a Path,
+    out: &'a Path,
+    kept: Vec<Trajectory>,
+    dropped: Vec<Dropped>,
+}
+
+impl Account<'_> {
+    /// Writes what was kept and says what was not.
+    fn write(self, allow_empty: bool, common: &Common) -> anyhow::Result<ExitCode> {
+        let Self { input, out, kept, dropped } = self;
+        let mut reasons: BTreeMap<String, usize> = BTreeMap::new();
+        for row in &dropped {
+            *reasons.entry(kind(&row.reason)).or_insert(0) += 1;
+        }
+        let n_rows = kept.len() + dropped.len();
+        let counted: String = reasons.iter().map(|(reason, n)| format!("\n{n:>6}  {reason}")).collect();
+        if kept.is_empty() && !allow_empty {
+            bail!(
+                "{}: none of its {n_rows} rows can be kept, nothing written (--allow-empty writes an empty file){counted}",
+                input.display()
+            );
+        }
+        data::write_jsonl(out, &kept)?;
+        let mut spans: BTreeMap<&str, usize> = BTreeMap::new();
+        for span in kept.iter().flat_map(Trajectory::spans) {
+            *spans.entry(span.capability.as_str()).or_insert(0) += 1;
+        }
+        let rows: Vec<Value> = dropped.iter().map(|d| json!({"row": d.row, "id": d.id, "reason": d.reason})).collect();
+        let stages: Vec<String> = spans.iter().map(|(capability, n)| format!("{n} {capability}")).collect();
+        let stages = if stages.is_empty() { String::new() } else { format!(", stages: {}", stages.join(", ")) };
+        let text =
+            format!("{} of {n_rows} rows kept, {} dropped{stages} -> {}{counted}", kept.len(), dropped.len(), out.display());
+        let summary = json!({"rows": n_rows, "kept": kept.len(), "dropped": dropped.len(), "reasons": reasons, "spans": spans,
+            "dropped_rows": rows, "out": out});
+        common.say.summary(&text, &summary)?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// A reason without the numbers that differ from row to row.
+fn kind(reason: &str) -> String {
+    let mut kind = String::new();
+    for c in reason.chars() {
+        match c {
+            '0'..='9' if kind.ends_with('N') => {}
+            '0'..='9' => kind.push('N'),
+            other => kind.push(other),
+        }
+    }
+    kind
+}

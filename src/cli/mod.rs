@@ -1,0 +1,69 @@
+//! The command line: one file per command. A command parses its arguments, calls a library and says what came of it.
+
+mod device;
+mod say;
+mod exit;
+mod lines;
+mod model;
+mod memory;
+
+mod inspect;
+mod data;
+mod check;
+mod render;
+mod score;
+mod generate;
+mod doctor;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+pub use say::Say;
+
+/// Trains one LoRA adapter per capability and lets an agent switch between them by tool calls.
+#[derive(Debug, Parser)]
+#[command(name = "weact", version, propagate_version = true, subcommand_required = true, arg_required_else_help = true)]
+struct Cli {
+    #[command(flatten)]
+    common: Common,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// What every command takes.
+#[derive(Debug, clap::Args)]
+pub struct Common {
+    /// Where tensors are computed: cpu, cuda, cuda:N, or auto (cuda where built in and present)
+    #[arg(long, global = true, default_value = "auto", value_name = "DEVICE")]
+    pub device: device::Choice,
+    /// Seed of every random draw
+    #[arg(long, global = true, default_value_t = 0, value_name = "N")]
+    pub seed: u64,
+    #[command(flatten)]
+    pub say: Say,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Inspect(inspect::Args),
+    #[command(subcommand)]
+    Data(data::Command),
+    Render(render::Args),
+    Score(score::Args),
+    Generate(generate::Args),
+    Doctor(doctor::Args),
+}
+
+/// Parses the command line and runs the command.
+pub fn main() -> ExitCode {
+    let Cli { common, command } = Cli::parse();
+    exit::status(|| match command {
+        Command::Inspect(args) => inspect::run(&args, &common),
+        Command::Data(command) => data::run(&command, &common),
+        Command::Render(args) => render::run(&args, &common),
+        Command::Score(args) => score::run(&args, &common),
+        Command::Generate(args) => generate::run(&args, &common),
+        Command::Doctor(args) => doctor::run(&args, &common),
+    })
+}

@@ -1,0 +1,256 @@
+//! `weact score`: teacher-forced log-likelihoods.
+
+use std::{
+    collections::HashSet,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use burn::tensor::Tensor;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use weact::core::{
+    Backbone, Error, Result,
+    chat::{Chat, ToolProtocol},
+    io::tensors,
+    lora::FactorMap,
+    message::Message,
+    nll::{Targets, per_token},
+    tokenizer::Tokenizer,
+};
+
+use super::{
+    Common, lines,
+    model::{self, ModelArgs},
+};
+
+/// Scores recorded tokens: how likely each is after those before it
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// The adapter that is active
+    #[arg(long, value_name = "DIR")]
+    adapter: Option<PathBuf>,
+    /// One `{"id", "ids" or "text" or "messages" (and "tools"), "mask"?}` a line; entry i of the mask is about predicting token i
+    #[arg(long, value_name = "FILE")]
+    input: PathBuf,
+    /// One `{"id","n_tokens","nll","top1"}` a line: nats, one value for each token after the first
+    #[arg(long, value_name = "FILE")]
+    out: PathBuf,
+    /// Also write each row's logits, `id -> [n, vocab]` in f32
+    #[arg(long, value_name = "FILE.safetensors")]
+    logits: Option<PathBuf>,
+    /// How tools reach the model in rows with messages: template or text
+    #[arg(long, default_value = "template", value_name = "PROTOCOL")]
+    tool_protocol: ToolProtocol,
+}
+
+#[derive(Deserialize)]
+struct Line {
+    id: Value,
+    ids: Option<Vec<u32>>,
+    text: Option<String>,
+    messages: Option<Vec<Message>>,
+    tools: Option<Vec<Value>>,
+    mask: Option<Vec<u8>>,
+}
+
+/// A row to score.
+struct Row {
+    id: Value,
+    ids: Vec<u32>,
+    mask: Option<Vec<u8>>,
+}
+
+#[derive(Serialize)]
+struct Scored {
+    id: Value,
+    n_tokens: usize,
+    nll: Vec<f32>,
+    top1: Vec<u8>,
+    #[serde(skip)]
+    logits: Vec<f32>,
+}
+
+/// Padded tokens of one forward pass; a longer row has one of its own.
+const BATCH_TOKENS: usize = 2048;
+/// Logits held at a time: 128 MiB.
+const BLOCK_LOGITS: usize = 1 << 25;
+
+/// Checks all input, then loads the model.
+pub fn run(args: &Args, common: &Common) -> anyhow::Result<ExitCode> {
+    let (_, device) = common.device.open()?;
+    let checkpoint = args.model.open()?;
+    let rows = read(args, checkpoint.config.vocab_size)?;
+    let adapter = args.adapter.as_ref().map(|dir| model::adapter(dir, &checkpoint, common.say)).transpose()?;
+    let backbone = checkpoint.load(&device, args.model.dtype)?;
+    let factors = adapter.as_ref().map(|a| a.to_device(&backbone.config, &device)).transpose()?;
+
+    let mut scored: Vec<Option<Scored>> = rows.iter().map(|_| None).collect();
+    for batch in batches(&rows) {
+        let members: Vec<&Row> = batch.iter().map(|i| &rows[*i]).collect();
+        for (i, result) in batch.iter().zip(score(&backbone, factors.as_ref(), &members, args.logits.is_some())?) {
+            scored[*i] = Some(result);
+        }
+    }
+    let scored: Vec<Scored> = scored.into_iter().map(|s| s.expect("every row is in one batch")).collect();
+    if let Some(path) = &args.logits {
+        let vocab = backbone.config.vocab_size;
+        let named: Vec<tensors::Named<'_>> =
+            scored.iter().map(|s| (name(&s.id), vec![s.logits.len() / vocab, vocab], s.logits.as_slice())).collect();
+        tensors::write(path, &named)?;
+    }
+    lines::write(&args.out, &scored)?;
+
+    let n_tokens: usize = scored.iter().map(|s| s.n_tokens).sum();
+    let mean = mean_nll(&rows, &scored);
+    let shown = mean.map_or_else(|| "no mean".to_owned(), |m| format!("{m:.6} nats a token"));
+    let text = format!("{} rows, {n_tokens} tokens scored, {shown} -> {}", rows.len(), args.out.display());
+    let digest = adapter.as_ref().map(|a| a.digest());
+    let summary = json!({"rows": rows.len(), "n_tokens": n_tokens, "nll_nats_mean": mean, "adapter": digest, "out": args.out});
+    common.say.summary(&text, &summary)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Reads and encodes the rows; what is wrong is said with its line.
+fn read(args: &Args, vocab_size: usize) -> Result<Vec<Row>> {
+    let lines = lines::read::<Line>(&args.input)?;
+    let chat = match lines.iter().any(|(_, line)| line.messages.is_some()) {
+        true => Some(Chat::open(&args.model.model, args.tool_protocol)?),
+        false => None,
+    };
+    let tokenizer = match lines.iter().any(|(_, line)| line.text.is_some()) {
+        true => Some(need_tokenizer(&args.model.model)?),
+        false => None,
+    };
+    let mut seen = HashSet::new();
+    let mut rows = Vec::new();
+    for (number, line) in lines {
+        let wrong = |why: String| lines::wrong(&args.input, number, why);
+        let ids = match (line.ids, line.text, line.messages) {
+            (Some(ids), None, None) => ids,
+            (None, Some(text), None) => {
+                tokenizer.as_ref().expect("opened for rows with text").encode(&text).map_err(|e| wrong(e.to_string()))?
+            }
+            (None, None, Some(messages)) => {
+                let chat = chat.as_ref().expect("opened for rows with messages");
+                encode(chat, &messages, &line.tools.unwrap_or_default()).map_err(|e| wrong(e.to_string()))?
+            }
+            _ => return Err(wrong("a row has exactly one of ids, text and messages".to_owned())),
+        };
+        if !(line.id.is_string() || line.id.is_number()) {
+            return Err(wrong(format!("the id is a string, not {}", line.id)));
+        }
+        if !seen.insert(name(&line.id)) {
+            return Err(wrong(format!("the id {} occurs twice", line.id)));
+        }
+        if ids.is_empty() {
+            return Err(wrong("the row has no tokens".to_owned()));
+        }
+        if let Some(id) = ids.iter().find(|id| **id as usize >= vocab_size) {
+            return Err(wrong(format!("token id {id} is outside the model's vocabulary of {vocab_size}")));
+        }
+        if let Some(mask) = &line.mask {
+            if mask.len() != ids.len() {
+                return Err(wrong(format!("the mask has {} entries, the row {} tokens", mask.len(), ids.len())));
+            }
+            if let Some(other) = mask.iter().find(|m| **m > 1) {
+                return Err(wrong(format!("the mask has an entry {other}; 0 and 1 are allowed")));
+            }
+        }
+        rows.push(Row { id: line.id, ids, mask: line.mask });
+    }
+    Ok(rows)
+}
+
+fn need_tokenizer(dir: &Path) -> Result<Tokenizer> {
+    Tokenizer::open(dir)?.ok_or_else(|| Error::file(dir, "has no tokenizer.json: give ids instead of text"))
+}
+
+/// A whole conversation as training encodes it.
+fn encode(chat: &Chat, messages: &[Message], tools: &[Value]) -> Result<Vec<u32>> {
+    let pieces = chat.pieces(messages, tools, false)?;
+    Ok(pieces.iter().map(|piece| chat.encode(piece)).collect::<Result<Vec<_>>>()?.concat())
+}
+
+/// An id as a tensor's name.
+fn name(id: &Value) -> String {
+    id.as_str().map_or_else(|| id.to_string(), str::to_owned)
+}
+
+/// Indices of rows in batches of similar length.
+fn batches(rows: &[Row]) -> Vec<Vec<usize>> {
+    let mut order: Vec<usize> = (0..rows.len()).collect();
+    order.sort_by_key(|i| rows[*i].ids.len());
+    let mut batches: Vec<Vec<usize>> = Vec::new();
+    for i in order {
+        match batches.last_mut() {
+            // Rows come in order of length, so this one sets the width.
+            Some(batch) if (batch.len() + 1) * rows[i].ids.len() <= BATCH_TOKENS => batch.push(i),
+            _ => batches.push(vec![i]),
+        }
+    }
+    batches
+}
+
+/// The scores of one batch's rows, in their order.
+fn score(backbone: &Backbone, factors: Option<&FactorMap>, rows: &[&Row], with_logits: bool) -> Result<Vec<Scored>> {
+    let ids: Vec<&[u32]> = rows.iter().map(|row| row.ids.as_slice()).collect();
+    let hidden = backbone.hidden(backbone.ids(&ids)?, factors, None); // [rows, width, d]
+    let [_, width, d] = hidden.dims();
+    let block = (BLOCK_LOGITS / backbone.config.vocab_size).max(1);
+
+    let mut scored: Vec<Scored> = rows.iter().map(|row| empty(row)).collect();
+    let predicted: Vec<(usize, usize)> =
+        ids.iter().enumerate().flat_map(|(row, ids)| (1..ids.len()).map(move |i| (row, i))).collect();
+    for positions in predicted.chunks(block) {
+        let mut masks: Vec<Vec<bool>> = ids.iter().map(|ids| vec![false; ids.len()]).collect();
+        positions.iter().for_each(|(row, i)| masks[*row][*i] = true);
+        let paired: Vec<(&[u32], &[bool])> = ids.iter().zip(&masks).map(|(ids, mask)| (*ids, mask.as_slice())).collect();
+        let targets = Targets::new(&paired, width, &backbone.device()).expect("a chunk has positions");
+        let predicted = per_token(backbone, factors, hidden.clone(), &targets);
+        let (nll, best) = (predicted.nll.into_data(), predicted.best.into_data());
+        for (((row, i), nll), best) in positions.iter().zip(nll.iter::<f32>()).zip(best.iter::<i64>()) {
+            if !nll.is_finite() {
+                return Err(not_finite(backbone, "log-likelihood", rows[*row]));
+            }
+            scored[*row].nll.push(nll);
+            scored[*row].top1.push(u8::from(best == i64::from(ids[*row][*i])));
+        }
+    }
+    if with_logits {
+        for (row, (scored, ids)) in scored.iter_mut().zip(&ids).enumerate() {
+            let hidden: Tensor<2> = hidden.clone().narrow(0, row, 1).reshape([width, d]).narrow(0, 0, ids.len());
+            for part in hidden.split(block, 0) {
+                scored.logits.extend(backbone.logits(part, factors).into_data().iter::<f32>());
+            }
+            if scored.logits.iter().any(|x| !x.is_finite()) {
+                return Err(not_finite(backbone, "logits", rows[row]));
+            }
+        }
+    }
+    Ok(scored)
+}
+
+fn empty(row: &Row) -> Scored {
+    let n_tokens = match &row.mask {
+        None => row.ids.len() - 1,
+        Some(mask) => mask.iter().skip(1).filter(|m| **m == 1).count(),
+    };
+    Scored { id: row.id.clone(), n_tokens, nll: Vec::new(), top1: Vec::new(), logits: Vec::new() }
+}
+
+fn not_finite(backbone: &Backbone, what: &'static str, row: &Row) -> Error {
+    Error::NonFinite { what, place: format!(", row {}", row.id), dtype: format!("{:?}", backbone.dtype()).to_lowercase() }
+}
+
+/// The mean over all tokens that the masks count; none without such a token.
+fn mean_nll(rows: &[Row], scored: &[Scored]) -> Option<f64> {
+    let counted = rows.iter().zip(scored).flat_map(|(row, scored)| {
+        let counts = move |i: usize| row.mask.as_ref().is_none_or(|mask| mask[i + 1] == 1);
+        scored.nll.iter().enumerate().filter(move |(i, _)| counts(*i)).map(|(_, nll)| f64::from(*nll))
+    });
+    let (sum, n) = counted.fold((0.0, 0_usize), |(sum, n), nll| (sum + nll, n + 1));
+    (n > 0).then(|| sum / n as f64)
+}

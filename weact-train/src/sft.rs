@@ -1,0 +1,444 @@
+//! Supervised training of one adapter (Eq. 5) or of the whole backbone: one trainer, resumable to the bit.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Instant,
+};
+
+use burn::tensor::{DType, Device, Tensor};
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+use weact_core::{
+    Adapter, Backbone, Error as CoreError,
+    adapter::LoraConfig,
+    card::{Card, TrainingRecord},
+    chat::Chat,
+    io::{checkpoint::Checkpoint, peft, tensors::hex},
+    model::Parameter as Weight,
+    nll::{self, Targets},
+    sample::Sample,
+};
+
+use crate::{
+    Error, Result, batch,
+    checkpoint::{self, Position},
+    config::{Kind, Run},
+    dataset::{self, Dataset, Tolerance},
+    gradient::{BatchGradient, Plan, batch_gradient},
+    log::{Data, Done, Event, Log, Step, Validation},
+    optim::{self, AdamW, Parameter},
+    run_directory::{self, Existing},
+    schedule::learning_rate,
+    trainable::{Trainable, values_of},
+};
+
+/// How to run it.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// What to do with a run directory that holds something.
+    pub existing: Existing,
+    /// Leave out rows without any labelled stage instead of refusing them.
+    pub allow_empty: bool,
+    /// Use the embedding as output head where the checkpoint has none.
+    pub tie_embeddings: bool,
+}
+
+/// How a run ended.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    /// All updates are done and the adapter or model is written.
+    Done(Done),
+    /// It was interrupted; a checkpoint after this batch is on disk.
+    Interrupted {
+        /// Batches done.
+        step: usize,
+    },
+}
+
+/// What a run would do.
+#[derive(Clone, Debug, Serialize)]
+pub struct Preview {
+    /// The data.
+    #[serde(flatten)]
+    pub data: Data,
+    /// Names of the trained tensors' modules, or of the weights.
+    pub modules: Vec<String>,
+    /// Ids of the first sample.
+    pub first_ids: Vec<u32>,
+    /// Which of them are supervised.
+    pub first_mask: Vec<bool>,
+}
+
+/// Everything that a run needs, checked and loaded.
+struct Prepared {
+    chat: Chat,
+    checkpoint: Checkpoint,
+    base: String,
+    backbone: Backbone,
+    data: Dataset,
+    valid: Option<Dataset>,
+    trainable: Trainable,
+    parameters: Vec<Parameter>,
+    n_steps: usize,
+}
+
+/// Checks a run and says what it would do, without writing anything.
+///
+/// # Errors
+/// As [`train`], before its first update.
+pub fn preview(run: &Run, options: Options, device: &Device) -> Result<Preview> {
+    let prepared = Prepared::new(run, options, device)?;
+    let names = prepared.parameters.iter().map(|p| p.name.clone());
+    let mut modules: Vec<String> = names.map(|n| n.trim_end_matches(".lora_A").trim_end_matches(".lora_B").to_owned()).collect();
+    modules.dedup();
+    let first = &prepared.data.samples[0];
+    Ok(Preview { data: prepared.data_event(), modules, first_ids: first.ids.clone(), first_mask: first.mask.clone() })
+}
+
+/// Trains. `observe` gets every event of the log; `interrupted` is asked between updates.
+///
+/// # Errors
+/// If configuration, data, checkpoint or run directory are not what they should be; if loss or gradient become non-finite; if a
+/// trained tensor gets no gradient; if a file can't be written (the last good checkpoint stays).
+pub fn train(
+    run: &Run,
+    options: Options,
+    device: &Device,
+    observe: &mut dyn FnMut(&Event),
+    interrupted: &dyn Fn() -> bool,
+) -> Result<Outcome> {
+    let mut prepared = Prepared::new(run, options, device)?;
+    run_directory::prepare(run, options.existing)?;
+    let others = neighbour_digests(&run.out)?;
+    let frozen = weights_digest(&prepared.backbone);
+
+    let mut position =
+        Position { step: 0, updates: 0, data: prepared.data.digest.clone(), base: prepared.base.clone(), state: String::new() };
+    let mut passed_over = Vec::new();
+    if options.existing == Existing::Resume {
+        (position, passed_over) = prepared.restore(run, position, device)?;
+    }
+    let mut log = Log::open(&run.out, position.step)?;
+    let mut report = |log: &mut Log, event: Event| -> Result<()> {
+        log.push(&event)?;
+        observe(&event);
+        Ok(())
+    };
+    if position.step > 0 {
+        report(&mut log, Event::Resumed { step: position.step, passed_over })?;
+    } else {
+        report(&mut log, Event::Data(prepared.data_event()))?;
+        if let Some(validation) = prepared.validate(run, 0)? {
+            report(&mut log, Event::Valid(validation))?;
+        }
+    }
+    while position.step < prepared.n_steps {
+        if interrupted() {
+            checkpoint::write(&run.out, &position, &prepared.parameters, run.train.keep)?;
+            return Ok(Outcome::Interrupted { step: position.step });
+        }
+        let step = prepared.step(run, &mut position)?;
+        report(&mut log, Event::Step(step))?;
+        let (step, last) = (position.step, position.step == prepared.n_steps);
+        if let Some(valid) = &run.valid
+            && (step.is_multiple_of(valid.every) || last)
+            && let Some(validation) = prepared.validate(run, step)?
+        {
+            report(&mut log, Event::Valid(validation))?;
+        }
+        if step.is_multiple_of(run.train.save_every) || last {
+            checkpoint::write(&run.out, &position, &prepared.parameters, run.train.keep)?;
+            report(&mut log, Event::Checkpoint { step })?;
+        }
+    }
+    let digest = prepared.write_result(run, position.updates)?;
+    let done = Done { step: position.step, digest, base: prepared.base.clone(), others };
+    prepared.prove_the_rest_is_untouched(run, &frozen, &done)?;
+    report(&mut log, Event::Done(done.clone()))?;
+    Ok(Outcome::Done(done))
+}
+
+impl Prepared {
+    fn new(run: &Run, options: Options, device: &Device) -> Result<Self> {
+        let dtype = dtype(&run.train.dtype)?;
+        let checkpoint = Checkpoint::open(&run.model, options.tie_embeddings)?;
+        let chat = Chat::open(&run.model, run.context.tool_protocol)?;
+        let limit = checkpoint.config.max_positions;
+        let mut rules = run.rules();
+        rules.max_length = rules.max_length.min(limit);
+        let supervised = run.supervised();
+        let data = dataset::load(
+            &run.data,
+            &chat,
+            &supervised,
+            rules,
+            Tolerance { max_lost: run.train.max_lost, allow_empty: options.allow_empty },
+        )?;
+        let everything = Tolerance { max_lost: 1.0, allow_empty: true };
+        let valid = run.valid.as_ref().map(|v| dataset::load(&v.data, &chat, &supervised, rules, everything)).transpose()?;
+        let backbone = checkpoint.load(device, dtype)?;
+        let (trainable, parameters) = trainable(run, &backbone, device)?;
+        let per_epoch = data.samples.len().div_ceil(run.train.batch_rows);
+        let n_steps = run.train.steps.unwrap_or_else(|| per_epoch * run.train.epochs.unwrap_or(2));
+        let base = checkpoint.digest();
+        Ok(Self { chat, checkpoint, base, backbone, data, valid, trainable, parameters, n_steps })
+    }
+
+    fn data_event(&self) -> Data {
+        Data {
+            samples: self.data.samples.len(),
+            tokens: self.data.n_tokens(),
+            supervised_tokens: self.data.n_supervised(),
+            dropped: self.data.dropped_by_reason(),
+            trained_tensors: self.parameters.len(),
+            trained_parameters: self.parameters.iter().map(|p| p.value.dims()[0]).sum(),
+            steps: self.n_steps,
+        }
+    }
+
+    fn restore(&mut self, run: &Run, start: Position, device: &Device) -> Result<(Position, Vec<String>)> {
+        let Some((position, broken)) = checkpoint::restore(&run.out, &mut self.parameters, device)? else {
+            return Ok((start, Vec::new()));
+        };
+        let changed = [("training data", &position.data, &start.data), ("base model", &position.base, &start.base)];
+        if let Some((what, then, now)) = changed.into_iter().find(|(_, a, b)| a != b) {
+            let why = format!(
+                "was begun with another {what} (digest {then}, now {now}): a resumed run would differ from an unbroken one"
+            );
+            return Err(Error::RunDirectory { path: run.out.clone(), why });
+        }
+        Ok((position, broken))
+    }
+
+    fn values(&self) -> Vec<Tensor<1>> {
+        self.parameters.iter().map(|p| p.value.clone()).collect()
+    }
+
+    /// One batch: gradient, clipping, update.
+    fn step(&mut self, run: &Run, position: &mut Position) -> Result<Step> {
+        let begun = Instant::now();
+        let t = &run.train;
+        let step = position.step + 1;
+        let lengths: Vec<usize> = self.data.samples.iter().map(|s| s.ids.len()).collect();
+        let indices = batch::of_step(&lengths, t.batch_rows, t.seed, step);
+        let batch: Vec<&Sample> = indices.iter().map(|i| &self.data.samples[*i]).collect();
+        let micro_rows = t.micro_rows.unwrap_or_else(|| t.batch_rows.div_ceil(rayon_threads()));
+        let lr = learning_rate(t, step, self.n_steps);
+        let tokens: usize = batch.iter().map(|s| s.ids.len()).sum();
+        let computed: usize = batch.chunks(micro_rows).map(|m| m.len() * m.iter().map(|s| s.ids.len()).max().unwrap_or(0)).sum();
+        let padding = 1.0 - tokens as f64 / computed as f64;
+        let result =
+            batch_gradient(&self.trainable, &self.backbone, &self.values(), &batch, Plan { micro_rows, recompute: t.recompute })?;
+        let (mut loss, mut grad_norm, mut trained_tokens) = (None, None, 0);
+        if let Some(result) = result {
+            (loss, trained_tokens) = (Some(result.loss), result.n_supervised);
+            let mut gradients = self.checked(result, step, position.updates == 0)?;
+            grad_norm = Some(optim::clip(&mut gradients, t.clip));
+            position.updates += 1;
+            let adam = AdamW { beta1: t.beta1, beta2: t.beta2, eps: 1e-8, weight_decay: t.weight_decay };
+            adam.update(&mut self.parameters, &gradients, lr, position.updates);
+        }
+        position.step = step;
+        Ok(Step { step, loss, trained_tokens, tokens, padding, lr, grad_norm, wall_s: begun.elapsed().as_secs_f64() })
+    }
+
+    /// The gradients, once they are known to be there and finite. Before the first update every trained tensor must get one: `A`
+    /// has a zero gradient while `B` is zero, `B` and everything else must not.
+    fn checked(&self, result: BatchGradient, step: usize, first: bool) -> Result<Vec<Tensor<1>>> {
+        if !result.loss.is_finite() {
+            return Err(Error::Other(format!(
+                "the loss of batch {step} is {}: lower lr, or check data and weights",
+                result.loss
+            )));
+        }
+        let mut gradients = Vec::with_capacity(self.parameters.len());
+        let mut without = Vec::new();
+        for (parameter, gradient) in self.parameters.iter().zip(result.gradients) {
+            let Some(gradient) = gradient else {
+                without.push(parameter.name.as_str());
+                continue;
+            };
+            if first && !parameter.name.ends_with(".lora_A") && optim::global_norm(std::slice::from_ref(&gradient)) == 0.0 {
+                without.push(&parameter.name);
+            }
+            gradients.push(gradient);
+        }
+        if !without.is_empty() {
+            let shown = without.iter().take(3).copied().collect::<Vec<_>>().join(", ");
+            return Err(Error::Other(format!(
+                "{} of {} trained tensors get no gradient, as {shown}",
+                without.len(),
+                self.parameters.len()
+            )));
+        }
+        if !optim::global_norm(&gradients).is_finite() {
+            return Err(Error::Other(format!("the gradient of batch {step} is not finite: lower lr, or check data and weights")));
+        }
+        Ok(gradients)
+    }
+
+    fn validate(&self, run: &Run, step: usize) -> Result<Option<Validation>> {
+        let Some(valid) = &self.valid else { return Ok(None) };
+        let values = self.values();
+        let policy = self.trainable.policy(&self.backbone, &values);
+        let (mut sum, mut hits, mut tokens) = (0.0, 0, 0);
+        let mut by_length: Vec<&Sample> = valid.samples.iter().collect();
+        by_length.sort_by_key(|s| s.ids.len());
+        let rows_at_a_time = run.train.micro_rows.unwrap_or(run.train.batch_rows);
+        for rows in by_length.chunks(rows_at_a_time) {
+            let ids: Vec<&[u32]> = rows.iter().map(|s| s.ids.as_slice()).collect();
+            let masked: Vec<(&[u32], &[bool])> = rows.iter().map(|s| (s.ids.as_slice(), s.mask.as_slice())).collect();
+            let ids = self.backbone.ids(&ids)?;
+            let Some(targets) = Targets::new(&masked, ids.dims()[1], &self.backbone.device()) else { continue };
+            let hidden = policy.backbone.hidden(ids, policy.factors.as_ref(), None);
+            let scored = nll::per_token(&policy.backbone, policy.factors.as_ref(), hidden, &targets);
+            let nll = scored.nll.clone().into_data().try_to_vec::<f32>().expect("f32");
+            sum += nll.iter().map(|x| f64::from(*x)).sum::<f64>();
+            hits += scored.n_top1();
+            tokens += targets.len();
+        }
+        let share = |x: f64| x / tokens as f64;
+        Ok((tokens > 0).then(|| Validation { step, nll: share(sum), top1: share(hits as f64), tokens }))
+    }
+
+    /// Writes the adapter or the model into the run directory and returns its digest.
+    fn write_result(&self, run: &Run, updates: usize) -> Result<String> {
+        match run.kind {
+            Kind::Lora => {
+                let adapter = self.trainable.adapter(&self.checkpoint.config, &self.parameters)?;
+                self.write_adapter(run, &adapter, updates)?;
+                Ok(adapter.digest().to_owned())
+            }
+            Kind::Full => {
+                let policy = self.trainable.policy(&self.backbone, &self.values()).backbone.into_owned();
+                write_model(&self.checkpoint, &policy, &run.out)?;
+                Ok(Checkpoint::open(&run.out, false)?.digest())
+            }
+        }
+    }
+
+    fn write_adapter(&self, run: &Run, adapter: &Adapter, updates: usize) -> Result<()> {
+        let [stage] = self.data.stages.as_slice() else { panic!("an adapter has one capability") };
+        let card = Card {
+            alias: stage.alias.clone(),
+            description: stage.description.clone(),
+            activation: stage.activation.clone(),
+            digest: adapter.digest().to_owned(),
+            base: self.base.clone(),
+            tokenizer: self.chat.tokenizer.digest().to_owned(),
+            template: self.chat.template_digest(),
+            tool_protocol: run.context.tool_protocol,
+            think: run.context.think,
+            retention: run.retention(),
+            training: Some(TrainingRecord {
+                steps: updates,
+                samples: self.data.samples.len(),
+                supervised_tokens: self.data.n_supervised(),
+                seed: run.train.seed,
+                data: self.data.digest.clone(),
+            }),
+        };
+        peft::write(&run.out, adapter, &run.model.to_string_lossy())?;
+        Ok(card.write(&run.out)?)
+    }
+
+    fn prove_the_rest_is_untouched(&self, run: &Run, frozen: &str, done: &Done) -> Result<()> {
+        if weights_digest(&self.backbone) != frozen {
+            return Err(Error::Other("the frozen backbone changed in memory: this is a bug, don't use the result".to_owned()));
+        }
+        if Checkpoint::open(&run.model, self.checkpoint.config.tied)?.digest() != self.base {
+            return Err(Error::Other(format!(
+                "{} changed on disk during the run: the result belongs to what was loaded",
+                run.model.display()
+            )));
+        }
+        if neighbour_digests(&run.out)? != done.others {
+            return Err(Error::Other("an adapter beside the run directory changed during the run".to_owned()));
+        }
+        Ok(())
+    }
+}
+
+fn trainable(run: &Run, backbone: &Backbone, device: &Device) -> Result<(Trainable, Vec<Parameter>)> {
+    if run.kind == Kind::Full {
+        return Ok(Trainable::full(backbone));
+    }
+    let lora = &run.lora;
+    let config = LoraConfig {
+        rank: lora.rank,
+        alpha: lora.alpha,
+        rank_pattern: Default::default(),
+        alpha_pattern: Default::default(),
+        rslora: lora.rslora,
+        targets: lora.targets.projections()?,
+    };
+    let Some(from) = &lora.continue_from else {
+        return Trainable::fresh_lora(config, &backbone.config, run.train.seed, device);
+    };
+    let adapter = peft::read(from)?;
+    adapter.check_fits(&backbone.config)?;
+    if adapter.config != config {
+        let why = "[lora] rank, alpha, targets and rslora must be those of the adapter that continue_from names";
+        return Err(Error::Other(format!("{why}: {:?} and {:?}", config, adapter.config)));
+    }
+    Ok(Trainable::from_adapter(&adapter, device))
+}
+
+/// The element type by its name in configurations and on the command line.
+///
+/// # Errors
+/// If there is no such type.
+pub fn dtype(name: &str) -> Result<DType> {
+    match name {
+        "f32" => Ok(DType::F32),
+        "bf16" => Ok(DType::BF16),
+        "f16" => Ok(DType::F16),
+        other => Err(Error::Other(format!("dtype {other:?} is none of f32, bf16, f16"))),
+    }
+}
+
+fn rayon_threads() -> usize {
+    rayon::current_num_threads().max(1)
+}
+
+/// SHA-256 over every weight in memory.
+fn weights_digest(backbone: &Backbone) -> String {
+    let mut hash = Sha256::new();
+    backbone.map(&mut |name, weight| {
+        let flat = match weight.clone() {
+            Weight::Vector(v) => v,
+            Weight::Matrix(m) => m.flatten(0, 1),
+        };
+        hash.update(name);
+        for value in values_of(&flat.cast(DType::F32)) {
+            hash.update(value.to_le_bytes());
+        }
+        weight
+    });
+    hex(&hash.finalize())
+}
+
+fn neighbour_digests(out: &Path) -> Result<Vec<(String, String)>> {
+    let digest = |file: PathBuf| {
+        let bytes = fs::read(&file).map_err(|e| CoreError::io("can't read", &file, e))?;
+        let folder = file.parent().and_then(Path::file_name).map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+        Ok((folder, hex(&Sha256::digest(bytes))))
+    };
+    run_directory::neighbours(out)?.into_iter().map(digest).collect()
+}
+
+/// A Hugging Face folder with the trained weights in f32 and the tokenizer's files of the one it came from.
+fn write_model(from: &Checkpoint, backbone: &Backbone, out: &Path) -> Result<()> {
+    weact_core::io::checkpoint::write(out, backbone)?;
+    for file in
+        ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json", "special_tokens_map.json"]
+    {
+        let source = from.dir.join(file);
+        if source.exists() {
+            let target = out.join(file);
+            fs::copy(&source, &target).map_err(|e| CoreError::io("can't copy to", &target, e))?;
+        }
+    }
+    Ok(())
+}
