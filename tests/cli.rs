@@ -11,9 +11,15 @@ use burn::tensor::{DType, Device};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use weact::core::{
-    io::checkpoint::{self, Checkpoint},
-    model::Parameter,
+use weact::{
+    core::{
+        io::{
+            checkpoint::{self, Checkpoint},
+            tensors,
+        },
+        model::Parameter,
+    },
+    train::{self, checkpoint::Position},
 };
 
 const CASES: [&str; 6] = ["qwen3-sharded-bf16", "qwen3-tied", "qwen3-yarn", "qwen2-bias", "llama", "llama3-rope"];
@@ -207,7 +213,7 @@ fn a_seed_fixes_what_is_drawn() {
 fn inspect_tells_models_and_adapters() {
     let folder = tempfile::tempdir().expect("a folder");
     for (case, family, tied, shards) in
-        [("qwen3-sharded-bf16", "qwen3", false, 4), ("qwen2-bias", "qwen2", true, 1), ("llama", "llama", false, 1)]
+        [("qwen3-sharded-bf16", "qwen3", false, 4), ("qwen2-bias", "qwen2", false, 1), ("llama", "llama", true, 1)]
     {
         let model = golden(case);
         let facts =
@@ -225,6 +231,26 @@ fn inspect_tells_models_and_adapters() {
             facts["scales"].as_array().expect("a list").iter().map(|s| s["modules"].as_u64().expect("a count")).sum();
         assert_eq!((&facts["kind"], &facts["modules"]), (&json!("adapter"), &json!(modules)), "{case}");
     }
+}
+
+#[test]
+fn inspect_tells_training_runs_and_their_checkpoints() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let run = folder.path().join("run");
+    let position = Position { step: 2, updates: 2, data: "d".to_owned(), base: "b".to_owned(), state: String::new() };
+    train::checkpoint::write(&run, &position, &[], 1).expect("written");
+    write(&folder, "run/config.toml", "kind = \"lora\"\ncapability = \"plan\"\n");
+    write(&folder, "run/log.jsonl", "{}\n{}\n");
+    let facts = weact(&["inspect", "run", "--json"], &folder).json();
+    assert_eq!((&facts["kind"], &facts["capability"]), (&json!("run"), &json!("plan")));
+    assert_eq!((&facts["checkpoints"], &facts["log_lines"]), (&json!([2]), &json!(2)));
+    let checkpoint = "run/checkpoints/step-00000002";
+    let facts = weact(&["inspect", checkpoint, "--digest", "--json"], &folder).json();
+    assert_eq!((&facts["kind"], &facts["step"]), (&json!("checkpoint"), &json!(2)));
+    let foreign = [("first.x".to_owned(), vec![1], [1.0].as_slice())];
+    tensors::write(&folder.path().join(checkpoint).join("state.safetensors"), &foreign).expect("written");
+    let outcome = weact(&["inspect", checkpoint, "--digest"], &folder);
+    assert!(outcome.status == 1 && outcome.stderr.contains("is not what position.toml says"), "{}", outcome.stderr);
 }
 
 #[test]
@@ -277,7 +303,6 @@ fn data_check_names_rows_that_would_train_nothing() {
         ("good.jsonl", vec!["--capability", "plan"], 1, "\"a\": no stage"),
         ("good.jsonl", vec!["--max-length", "20"], 1, "the first is \"a\": search: needs 1"),
         ("good.jsonl", vec!["--show", "2"], 2, "the file has the rows 1 to 1"),
-        ("good.jsonl", vec!["--tool-protocol", "tags"], 2, "neither template nor text"),
     ] {
         let outcome = check(file, &more);
         assert_eq!(outcome.status, status, "{file} {more:?}: {}", outcome.stderr);
@@ -425,6 +450,7 @@ fn each_fault_has_its_exit_status_and_one_line() {
         (generate("--ids 1 --temperature=-1"), 2, "temperature is -1"),
         (generate("--ids 1 --top-p 2"), 2, "top_p is 2"),
         (generate("--ids 1 --dtype int8"), 2, "use f32, bf16 or f16"),
+        (generate("--ids 1 --tool-protocol tags"), 2, "neither template nor text"),
         (generate("--ids 1 --device tpu"), 2, "use cpu, cuda, cuda:N or auto"),
         (label(""), 1, "none of its 1 rows can be kept, nothing written"),
         (label("--annotator http://127.0.0.1:1/v1"), 2, "not available in this version"),

@@ -24,7 +24,7 @@ use super::{Common, exit::Usage};
 
 /// Counts what each capability would train on, and names rows that would train nothing
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(super) struct Args {
     /// Trajectories or episodes
     file: PathBuf,
     /// A folder with tokenizer and chat template
@@ -54,7 +54,7 @@ pub struct Args {
 }
 
 /// Exits with 1 if a row would train nothing.
-pub fn run(args: &Args, common: &Common) -> anyhow::Result<ExitCode> {
+pub(super) fn run(args: &Args, common: &Common) -> anyhow::Result<ExitCode> {
     let chat = Chat::open(&args.model, args.tool_protocol)?;
     let rows = trajectory::read(&args.file)?;
     let retention = Retention { keep_tool_result: args.keep_tool_result, clip_tool_result: args.clip_tool_result };

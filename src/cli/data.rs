@@ -20,7 +20,7 @@ use super::{Common, check, exit::Usage};
 
 /// Prepares training data
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub(super) enum Command {
     Import(Import),
     Label(Label),
     Check(check::Args),
@@ -28,7 +28,7 @@ pub enum Command {
 
 /// Reads conversations of another format into trajectories
 #[derive(Debug, clap::Args)]
-pub struct Import {
+pub(super) struct Import {
     /// openai, hermes or sharegpt
     #[arg(long, value_name = "FORMAT")]
     from: Format,
@@ -45,7 +45,7 @@ pub struct Import {
 
 /// Marks on trajectories which messages planned, searched and wrote
 #[derive(Debug, clap::Args)]
-pub struct Label {
+pub(super) struct Label {
     /// Trajectories or episodes
     #[arg(value_name = "IN")]
     input: PathBuf,
@@ -76,7 +76,7 @@ struct Stages {
 }
 
 /// Runs one of them.
-pub fn run(command: &Command, common: &Common) -> anyhow::Result<ExitCode> {
+pub(super) fn run(command: &Command, common: &Common) -> anyhow::Result<ExitCode> {
     match command {
         Command::Import(args) => import(args, common),
         Command::Label(args) => label(args, common),

@@ -8,7 +8,7 @@ use super::exit::Usage;
 
 /// A device by its name on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Choice {
+pub(super) enum Choice {
     /// The CPU.
     Cpu,
     /// The CUDA device of this number.
@@ -38,7 +38,7 @@ impl Choice {
     ///
     /// # Errors
     /// If CUDA is asked for and not built in, or there is no such device.
-    pub fn open(self) -> Result<(String, Device), Usage> {
+    pub(super) fn open(self) -> Result<(String, Device), Usage> {
         let wanted = match self {
             Self::Cpu => None,
             Self::Auto => (!cuda().is_empty()).then_some(0),
@@ -62,7 +62,7 @@ impl Choice {
 }
 
 /// The names of all devices that `--device` can open.
-pub fn names() -> Vec<String> {
+pub(super) fn names() -> Vec<String> {
     ["cpu".to_owned()].into_iter().chain((0..cuda().len()).map(|i| format!("cuda:{i}"))).collect()
 }
 

@@ -9,10 +9,10 @@ use super::{Common, device};
 
 /// Lists devices and runs the numeric trust checks of the one in use
 #[derive(Debug, clap::Args)]
-pub struct Args {}
+pub(super) struct Args {}
 
 /// Exits with 1 if a check fails.
-pub fn run(Args {}: &Args, common: &Common) -> anyhow::Result<ExitCode> {
+pub(super) fn run(Args {}: &Args, common: &Common) -> anyhow::Result<ExitCode> {
     let (name, device) = common.device.open()?;
     let devices = device::names();
     // The checks catch panics and report them.

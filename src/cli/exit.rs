@@ -9,10 +9,10 @@ use std::{
 /// Something that another command line or configuration would put right: exit status 2.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub struct Usage(pub String);
+pub(super) struct Usage(pub String);
 
 /// Runs a command and says on one line of stderr what went wrong. A reader of stdout that went away is no fault.
-pub fn status(command: impl FnOnce() -> anyhow::Result<ExitCode>) -> ExitCode {
+pub(super) fn status(command: impl FnOnce() -> anyhow::Result<ExitCode>) -> ExitCode {
     // Burn's GPU backends have no errors, they panic: what they say reaches the user as a line like any other.
     panic::set_hook(Box::new(|panic| {
         let place = panic.location().map_or_else(String::new, |l| format!(" ({}:{})", l.file(), l.line()));

@@ -28,7 +28,7 @@ use super::{
 /// Continues a prompt
 #[derive(Debug, clap::Args)]
 #[command(group = ArgGroup::new("start").required(true).args(["prompt", "ids", "messages"]))]
-pub struct Args {
+pub(super) struct Args {
     #[command(flatten)]
     model: ModelArgs,
     /// The adapter that is active
@@ -71,8 +71,8 @@ enum Conversation {
 }
 
 /// Prints the new text, or the new ids where there is no tokenizer.
-pub fn run(args: &Args, common: &Common) -> anyhow::Result<ExitCode> {
-    let sampling = Sampling { temperature: args.temperature, top_k: args.top_k, top_p: args.top_p, seed: common.seed };
+pub(super) fn run(args: &Args, common: &Common) -> anyhow::Result<ExitCode> {
+    let sampling = Sampling { temperature: args.temperature, top_k: args.top_k, top_p: args.top_p, seed: common.seed.unwrap_or(0) };
     let mut sampler = Sampler::new(sampling).map_err(|e| Usage(e.to_string()))?;
     let (_, device) = common.device.open()?;
     let checkpoint = args.model.open()?;

@@ -13,7 +13,7 @@ use weact::core::{Error, Result, io::atomic};
 ///
 /// # Errors
 /// If the file can't be read, or a line is no `T`: `path:line: why`.
-pub fn read<T: DeserializeOwned>(path: &Path) -> Result<Vec<(usize, T)>> {
+pub(super) fn read<T: DeserializeOwned>(path: &Path) -> Result<Vec<(usize, T)>> {
     let text = fs::read_to_string(path).map_err(|e| Error::io("can't read", path, e))?;
     let text = text.trim_start_matches('\u{feff}');
     let parse = |(i, line): (usize, &str)| match serde_json::from_str(line) {
@@ -25,7 +25,7 @@ pub fn read<T: DeserializeOwned>(path: &Path) -> Result<Vec<(usize, T)>> {
 }
 
 /// A fault of one line.
-pub fn wrong(path: &Path, line: usize, why: impl Into<String>) -> Error {
+pub(super) fn wrong(path: &Path, line: usize, why: impl Into<String>) -> Error {
     Error::Line { path: path.to_owned(), line, why: why.into() }
 }
 
@@ -39,7 +39,7 @@ fn describe(error: &serde_json::Error) -> String {
 ///
 /// # Errors
 /// If the file can't be written.
-pub fn write<T: Serialize>(path: &Path, rows: &[T]) -> Result<()> {
+pub(super) fn write<T: Serialize>(path: &Path, rows: &[T]) -> Result<()> {
     atomic::write(path, |out| {
         for row in rows {
             serde_json::to_writer(&mut *out, row).map_err(io::Error::from)?;

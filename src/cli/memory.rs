@@ -9,7 +9,7 @@ use std::{
 
 /// Does `work` and gives the largest anonymous memory of the process meanwhile, in bytes: what mapped files hold does not count.
 /// `None` where the system does not tell.
-pub fn peak<T>(work: impl FnOnce() -> T) -> (T, Option<u64>) {
+pub(super) fn peak<T>(work: impl FnOnce() -> T) -> (T, Option<u64>) {
     let (done, peak) = (AtomicBool::new(false), AtomicU64::new(0));
     let look = || _ = peak.fetch_max(anonymous().unwrap_or(0), Ordering::Relaxed);
     let result = thread::scope(|scope| {

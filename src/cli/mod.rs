@@ -13,13 +13,15 @@ mod check;
 mod render;
 mod score;
 mod generate;
+mod train;
+mod run;
 mod doctor;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-pub use say::Say;
+use say::Say;
 
 /// Trains one LoRA adapter per capability and lets an agent switch between them by tool calls.
 #[derive(Debug, Parser)]
@@ -33,15 +35,15 @@ struct Cli {
 
 /// What every command takes.
 #[derive(Debug, clap::Args)]
-pub struct Common {
+struct Common {
     /// Where tensors are computed: cpu, cuda, cuda:N, or auto (cuda where built in and present)
     #[arg(long, global = true, default_value = "auto", value_name = "DEVICE")]
-    pub device: device::Choice,
-    /// Seed of every random draw
-    #[arg(long, global = true, default_value_t = 0, value_name = "N")]
-    pub seed: u64,
+    device: device::Choice,
+    /// Seed of every random draw (default 0; for train, what the configuration says)
+    #[arg(long, global = true, value_name = "N")]
+    seed: Option<u64>,
     #[command(flatten)]
-    pub say: Say,
+    say: Say,
 }
 
 #[derive(Debug, Subcommand)]
@@ -52,11 +54,13 @@ enum Command {
     Render(render::Args),
     Score(score::Args),
     Generate(generate::Args),
+    Train(train::Args),
+    Run(run::Args),
     Doctor(doctor::Args),
 }
 
 /// Parses the command line and runs the command.
-pub fn main() -> ExitCode {
+pub(super) fn main() -> ExitCode {
     let Cli { common, command } = Cli::parse();
     exit::status(|| match command {
         Command::Inspect(args) => inspect::run(&args, &common),
@@ -64,6 +68,8 @@ pub fn main() -> ExitCode {
         Command::Render(args) => render::run(&args, &common),
         Command::Score(args) => score::run(&args, &common),
         Command::Generate(args) => generate::run(&args, &common),
+        Command::Train(args) => train::run(&args, &common),
+        Command::Run(args) => run::run(&args, &common),
         Command::Doctor(args) => doctor::run(&args, &common),
     })
 }

@@ -15,16 +15,16 @@ use super::Say;
 
 /// The checkpoint and how it is read.
 #[derive(Debug, clap::Args)]
-pub struct ModelArgs {
+pub(super) struct ModelArgs {
     /// A checkpoint's folder in Hugging Face's form
     #[arg(long, value_name = "DIR")]
-    pub model: PathBuf,
+    pub(super) model: PathBuf,
     /// Element type of the weights in memory: f32, bf16 or f16
     #[arg(long, default_value = "f32", value_parser = dtype)]
-    pub dtype: DType,
+    pub(super) dtype: DType,
     /// Use the embedding as the output head where the checkpoint has none
     #[arg(long)]
-    pub tie_embeddings: bool,
+    pub(super) tie_embeddings: bool,
 }
 
 impl ModelArgs {
@@ -32,7 +32,7 @@ impl ModelArgs {
     ///
     /// # Errors
     /// As [`Checkpoint::open`].
-    pub fn open(&self) -> Result<Checkpoint> {
+    pub(super) fn open(&self) -> Result<Checkpoint> {
         Checkpoint::open(&self.model, self.tie_embeddings)
     }
 }
@@ -50,7 +50,7 @@ fn dtype(name: &str) -> std::result::Result<DType, String> {
 ///
 /// # Errors
 /// If the checkpoint has no tokenizer or template.
-pub fn against(checkpoint: &Checkpoint) -> Result<Against> {
+pub(super) fn against(checkpoint: &Checkpoint) -> Result<Against> {
     let chat = Chat::open(&checkpoint.dir, ToolProtocol::default())?;
     Ok(Against { base: checkpoint.digest(), tokenizer: chat.tokenizer.digest().to_owned(), template: chat.template_digest() })
 }
@@ -59,7 +59,7 @@ pub fn against(checkpoint: &Checkpoint) -> Result<Against> {
 ///
 /// # Errors
 /// If it is broken, was made for another checkpoint, or does not fit.
-pub fn adapter(dir: &Path, checkpoint: &Checkpoint, say: Say) -> Result<Adapter> {
+pub(super) fn adapter(dir: &Path, checkpoint: &Checkpoint, say: Say) -> Result<Adapter> {
     let adapter = if Card::read(dir)?.is_some() {
         let (entry, _) = registry::read_entry(dir, &against(checkpoint)?)?;
         (*entry.adapter).clone()

@@ -10,7 +10,7 @@ use super::{Common, lines};
 
 /// Renders conversations by the checkpoint's template and encodes them, exactly as transformers does
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(super) struct Args {
     /// A folder with tokenizer and chat template
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
@@ -43,7 +43,7 @@ struct Rendered {
 }
 
 /// Writes one line per line.
-pub fn run(args: &Args, common: &Common) -> anyhow::Result<ExitCode> {
+pub(super) fn run(args: &Args, common: &Common) -> anyhow::Result<ExitCode> {
     let chat = Chat::open(&args.model, ToolProtocol::Template)?;
     let mut rendered = Vec::new();
     for (line, c) in lines::read::<Conversation>(&args.input)? {

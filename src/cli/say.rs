@@ -6,18 +6,18 @@ use serde_json::Value;
 
 /// How much is said, and in which form.
 #[derive(Clone, Copy, Debug, clap::Args)]
-pub struct Say {
+pub(super) struct Say {
     /// Only errors, warnings and what was asked for
     #[arg(long, global = true)]
-    pub quiet: bool,
+    pub(super) quiet: bool,
     /// The summary as one JSON object on stdout
     #[arg(long, global = true)]
-    pub json: bool,
+    pub(super) json: bool,
 }
 
 impl Say {
     /// What the command was asked for, on stdout: text, or JSON with `--json`.
-    pub fn result(self, text: &str, json: &Value) -> io::Result<()> {
+    pub(super) fn result(self, text: &str, json: &Value) -> io::Result<()> {
         let mut out = io::stdout().lock();
         if self.json {
             writeln!(out, "{json}")?
@@ -28,12 +28,12 @@ impl Say {
     }
 
     /// What a command that writes a file has to say at its end: as [`Self::result`], but no text with `--quiet`.
-    pub fn summary(self, text: &str, json: &Value) -> io::Result<()> {
+    pub(super) fn summary(self, text: &str, json: &Value) -> io::Result<()> {
         if self.quiet && !self.json { Ok(()) } else { self.result(text, json) }
     }
 
     /// A line on stderr, unless `--quiet`.
-    pub fn note(self, text: &str) {
+    pub(super) fn note(self, text: &str) {
         if !self.quiet {
             // With stderr closed there is nobody to tell.
             let _unheard = writeln!(io::stderr(), "{text}");
@@ -41,7 +41,7 @@ impl Say {
     }
 
     /// A warning on stderr.
-    pub fn warn(self, text: &str) {
+    pub(super) fn warn(self, text: &str) {
         let _unheard = writeln!(io::stderr(), "warning: {text}");
     }
 }

@@ -26,7 +26,7 @@ use super::{
 
 /// Scores recorded tokens: how likely each is after those before it
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(super) struct Args {
     #[command(flatten)]
     model: ModelArgs,
     /// The adapter that is active
@@ -79,7 +79,7 @@ const BATCH_TOKENS: usize = 2048;
 const BLOCK_LOGITS: usize = 1 << 25;
 
 /// Checks all input, then loads the model.
-pub fn run(args: &Args, common: &Common) -> anyhow::Result<ExitCode> {
+pub(super) fn run(args: &Args, common: &Common) -> anyhow::Result<ExitCode> {
     let (_, device) = common.device.open()?;
     let checkpoint = args.model.open()?;
     let rows = read(args, checkpoint.config.vocab_size)?;
@@ -116,14 +116,8 @@ pub fn run(args: &Args, common: &Common) -> anyhow::Result<ExitCode> {
 /// Reads and encodes the rows; what is wrong is said with its line.
 fn read(args: &Args, vocab_size: usize) -> Result<Vec<Row>> {
     let lines = lines::read::<Line>(&args.input)?;
-    let chat = match lines.iter().any(|(_, line)| line.messages.is_some()) {
-        true => Some(Chat::open(&args.model.model, args.tool_protocol)?),
-        false => None,
-    };
-    let tokenizer = match lines.iter().any(|(_, line)| line.text.is_some()) {
-        true => Some(need_tokenizer(&args.model.model)?),
-        false => None,
-    };
+    let dir = &args.model.model;
+    let (mut chat, mut tokenizer) = (None, None); // opened for the first row that needs them
     let mut seen = HashSet::new();
     let mut rows = Vec::new();
     for (number, line) in lines {
@@ -131,10 +125,17 @@ fn read(args: &Args, vocab_size: usize) -> Result<Vec<Row>> {
         let ids = match (line.ids, line.text, line.messages) {
             (Some(ids), None, None) => ids,
             (None, Some(text), None) => {
-                tokenizer.as_ref().expect("opened for rows with text").encode(&text).map_err(|e| wrong(e.to_string()))?
+                let tokenizer = match &mut tokenizer {
+                    Some(tokenizer) => tokenizer,
+                    empty => empty.insert(need_tokenizer(dir)?),
+                };
+                tokenizer.encode(&text).map_err(|e| wrong(e.to_string()))?
             }
             (None, None, Some(messages)) => {
-                let chat = chat.as_ref().expect("opened for rows with messages");
+                let chat = match &mut chat {
+                    Some(chat) => chat,
+                    empty => empty.insert(Chat::open(dir, args.tool_protocol)?),
+                };
                 encode(chat, &messages, &line.tools.unwrap_or_default()).map_err(|e| wrong(e.to_string()))?
             }
             _ => return Err(wrong("a row has exactly one of ids, text and messages".to_owned())),

@@ -23,7 +23,7 @@ use super::{Common, Say};
 
 /// Trains an adapter or a whole model as a TOML file says
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(super) struct Args {
     /// The run's configuration
     #[arg(value_name = "RUN.toml")]
     run: PathBuf,
@@ -45,7 +45,7 @@ pub struct Args {
 }
 
 /// Runs it.
-pub fn run(args: &Args, common: &Common) -> anyhow::Result<ExitCode> {
+pub(super) fn run(args: &Args, common: &Common) -> anyhow::Result<ExitCode> {
     let mut run = Run::read(&args.run)?;
     if let Some(seed) = common.seed {
         run.train.seed = seed;
@@ -85,11 +85,14 @@ pub fn run(args: &Args, common: &Common) -> anyhow::Result<ExitCode> {
 
 fn eprint_resume(say: Say, args: &Args, step: usize) {
     let extra = if args.allow_empty { " --allow-empty" } else { "" };
-    say.warn(&format!("interrupted; a checkpoint after batch {step} is saved. Go on with: weact train {} --resume{extra}", args.run.display()));
+    say.warn(&format!(
+        "interrupted; a checkpoint after batch {step} is saved. Go on with: weact train {} --resume{extra}",
+        args.run.display()
+    ));
 }
 
 /// True once Ctrl-C or a termination signal came; a second one ends the process at once.
-pub fn interrupt_flag() -> anyhow::Result<Arc<AtomicBool>> {
+pub(super) fn interrupt_flag() -> anyhow::Result<Arc<AtomicBool>> {
     let flag = Arc::new(AtomicBool::new(false));
     let set = Arc::clone(&flag);
     ctrlc::set_handler(move || {
@@ -137,11 +140,16 @@ impl Progress {
             }
             Event::Resumed { step, passed_over } => {
                 self.line(&format!("going on after batch {step}"));
-                passed_over.iter().for_each(|error| self.say.warn(&format!("a newer checkpoint is broken and passed over: {error}")));
+                passed_over
+                    .iter()
+                    .for_each(|error| self.say.warn(&format!("a newer checkpoint is broken and passed over: {error}")));
             }
             Event::Step(step) => self.step(step),
             Event::Valid(Validation { step, nll, top1, tokens }) => {
-                self.line(&format!("validation after batch {step}: nll {nll:.4} nats, top-1 {:.1}% of {tokens} tokens", top1 * 100.0));
+                self.line(&format!(
+                    "validation after batch {step}: nll {nll:.4} nats, top-1 {:.1}% of {tokens} tokens",
+                    top1 * 100.0
+                ));
             }
             Event::Checkpoint { .. } | Event::Done(_) => {}
         }

@@ -203,7 +203,7 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// `text` cut to about `n_tokens` by leaving out its middle, with a marker that says how many tokens are gone; `None` if it
+    /// `text` cut to at most `n_tokens` by leaving out its middle, with a marker that says how many tokens are gone; `None` if it
     /// is no longer than that.
     ///
     /// # Errors
@@ -214,22 +214,14 @@ impl Tokenizer {
         if offsets.len() <= n_tokens {
             return Ok(None);
         }
-        let (head, tail) = (n_tokens.div_ceil(2), n_tokens / 2);
-        let down = |mut at: usize| {
-            while !text.is_char_boundary(at) {
-                at -= 1
-            }
-            at
-        };
-        let up = |mut at: usize| {
-            while !text.is_char_boundary(at) {
-                at += 1
-            }
-            at
-        };
-        let head_end = down(if head == 0 { 0 } else { offsets[head - 1].1.min(text.len()) });
-        let tail_start = up(if tail == 0 { text.len() } else { offsets[offsets.len() - tail].0 }).max(head_end);
-        let gone = offsets.len() - n_tokens;
+        let (head, tail) = (n_tokens.div_ceil(2), offsets.len() - n_tokens / 2); // tokens ..head and tail.. may stay
+        // The tokens of one character all have the whole character's offsets: where a cut divides it, it goes.
+        let head_end = head.checked_sub(1).map_or(0, |last| offsets[last].1.min(offsets[head].0));
+        let tail_start = offsets.get(tail).map_or(text.len(), |first| first.0.max(offsets[tail - 1].1));
+        let head_end = text.floor_char_boundary(head_end);
+        let tail_start = text.ceil_char_boundary(tail_start).max(head_end);
+        let kept = offsets.iter().filter(|(start, end)| *end <= head_end || *start >= tail_start).count();
+        let gone = offsets.len() - kept;
         Ok(Some(format!("{}\n[{gone} tokens left out]\n{}", &text[..head_end], &text[tail_start..])))
     }
 }

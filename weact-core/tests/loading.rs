@@ -12,7 +12,7 @@ use common::{
 use serde_json::{Value, json};
 use weact_core::{
     io::{
-        checkpoint::{self, Checkpoint, dims, shapes},
+        checkpoint::{self, Checkpoint, dims},
         hf_config,
     },
     lora::Projection,
@@ -67,13 +67,7 @@ fn index_and_shards_are_compared_and_all_differences_named_at_once() {
     check(&tiny(), write_sharded, both, &[SHARDS[1], renamed, "other"]);
     let in_wrong_shard = |dir: &Path| edit_json(&dir.join(INDEX), |i| i["weight_map"][renamed] = json!(SHARDS[1]));
     check(&tiny(), write_sharded, in_wrong_shard, &[renamed, SHARDS[0], SHARDS[1]]);
-    let twice = |dir: &Path| {
-        let first = weights(&tiny()).remove_entry(Q_PROJ).expect("a tensor");
-        edit_weights(&dir.join(SHARDS[1]), |w| w.extend([first]));
-        edit_weights(&dir.join(SHARDS[0]), |w| w.retain(|_, _| true));
-    };
-    let q_is_in_the_other_shard = !weights(&tiny()).keys().skip(weights(&tiny()).len().div_ceil(2)).any(|n| n == Q_PROJ);
-    assert!(q_is_in_the_other_shard);
+    let twice = |dir: &Path| edit_weights(&dir.join(SHARDS[1]), |w| w.extend(weights(&tiny()).remove_entry(Q_PROJ)));
     check(&tiny(), write_sharded, twice, &[Q_PROJ, SHARDS[0], SHARDS[1]]);
     for path in ["../model.safetensors", "/etc/passwd", "sub/shard.safetensors", "", ".."] {
         let names_a_path = |dir: &Path| edit_json(&dir.join(INDEX), |i| i["weight_map"][renamed] = json!(path));
@@ -116,18 +110,13 @@ fn a_broken_file_is_refused_whole() {
         let replace = |dir: &Path| fs::write(dir.join(FILE), &bytes).expect("writable");
         check(&tiny(), write_checkpoint, replace, &[FILE, "no whole safetensors file"]);
     }
-    for part in [1, 2, 100] {
+    for n_lost in [1, 4, 1000] {
         let cut = |dir: &Path| {
             let bytes = fs::read(dir.join(FILE)).expect("readable");
-            fs::write(dir.join(FILE), &bytes[..bytes.len() - bytes.len() / part.max(2)]).expect("writable");
+            fs::write(dir.join(FILE), &bytes[..bytes.len() - n_lost]).expect("writable");
         };
         check(&tiny(), write_checkpoint, cut, &[FILE, "incomplete download?"]);
     }
-    let cut_a_byte = |dir: &Path| {
-        let bytes = fs::read(dir.join(FILE)).expect("readable");
-        fs::write(dir.join(FILE), &bytes[..bytes.len() - 1]).expect("writable");
-    };
-    check(&tiny(), write_checkpoint, cut_a_byte, &[FILE, "incomplete download?"]);
 }
 
 #[test]
@@ -161,7 +150,7 @@ fn an_element_type_that_is_not_read_is_named_when_the_checkpoint_is_opened() {
     let as_integers = |dir: &Path| {
         let bytes = fs::read(dir.join(FILE)).expect("readable");
         let len = 8 + u64::from_le_bytes(bytes[..8].try_into().expect("8 bytes")) as usize;
-        let header = String::from_utf8(bytes[..len].iter().skip(8).copied().collect()).expect("text").replace("F32", "I32");
+        let header = String::from_utf8(bytes[8..len].to_vec()).expect("text").replace("F32", "I32");
         fs::write(dir.join(FILE), [&bytes[..8], header.as_bytes(), &bytes[len..]].concat()).expect("writable");
     };
     check(&tiny(), write_checkpoint, as_integers, &["I32", "f32, f16 and bf16 are read"]);
@@ -264,19 +253,21 @@ fn what_is_written_reads_back_the_same_and_writes_the_same_bytes() {
     }
 }
 
-/// 2e-2 of the largest logit: bf16 has 8 bits, f16 11.
+/// Against f32, relative in norm, within four units of rounding of the dtype. The largest measured on `flex` over the golden
+/// checkpoints are 2.7 (bf16, 2.1e-2) and 2.5 (f16, 2.5e-3): activations are stored in the dtype, sums run in f32.
 #[test]
 fn a_narrow_dtype_works_or_is_refused_with_the_one_to_use() {
+    let norm = |values: &[f32]| values.iter().map(|x| x * x).sum::<f32>().sqrt();
     let dir = tempfile::tempdir().expect("a folder");
     write_checkpoint(dir.path(), &tiny());
     let checkpoint = Checkpoint::open(dir.path(), false).expect("whole");
     let exact = logits(&load(&checkpoint), None);
-    let largest = exact.iter().fold(0.0_f32, |m, x| m.max(x.abs()));
-    for dtype in [DType::BF16, DType::F16] {
+    for (dtype, unit) in [(DType::BF16, 2_f32.powi(-7)), (DType::F16, 2_f32.powi(-10))] {
         match checkpoint.load(&Device::flex(), dtype) {
             Ok(backbone) => {
-                let difference = max_difference(&logits(&backbone, None), &exact);
-                assert!(difference < 2e-2 * largest, "{dtype:?}: {difference} of {largest}");
+                let difference: Vec<f32> = logits(&backbone, None).iter().zip(&exact).map(|(a, b)| a - b).collect();
+                let error = norm(&difference) / norm(&exact);
+                assert!(error > 0.0 && error < 4.0 * unit, "{dtype:?}: {error}");
             }
             Err(error) => assert_names(&error, &["--dtype f32"]),
         }

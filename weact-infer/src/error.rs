@@ -7,6 +7,9 @@ pub enum Error {
     /// From the shared parts.
     #[error(transparent)]
     Core(#[from] weact_core::Error),
+    /// The run was interrupted from outside; what happened so far is recorded.
+    #[error("interrupted")]
+    Interrupted,
     /// Anything else, said in full.
     #[error("{0}")]
     Other(String),

@@ -5,6 +5,9 @@ pub mod session;
 pub mod engine;
 pub mod timeline;
 pub mod tools;
+pub mod record;
+pub mod agent;
+pub mod controller;
 mod error;
 
 pub use error::{Error, Result};

@@ -1,0 +1,547 @@
+//! An agent's run (Algorithm 1): one shared history, the session that continues it, and what controllers do with both: take a
+//! turn, answer its calls, switch weights. Which stages there are and when they end is the [controller](crate::controller)'s.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use weact_core::{
+    Capability,
+    chat::Chat,
+    context::{self, Retention},
+    control::{self, Action},
+    episode::{Author, Cause, Event, Header, MessageEvent, Notice, Outcome as EpisodeOutcome, Transition},
+    message::{Message, Role, ToolCall},
+    parse::{self, Outcome as Parsed},
+    registry::Registry,
+    stage,
+};
+
+use crate::{
+    Error, Result,
+    engine::{AdapterHandle, Engine},
+    record::Recorder,
+    sampler::{Sampler, Sampling},
+    session::{Finish, Session},
+    timeline::{Monotonic, Timeline},
+    tools::ToolSet,
+};
+
+/// What a run may use up. Each is checked before a turn; running out ends the stage and then the run, never silently.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Budget {
+    /// Turns of the policy in the whole run.
+    pub max_turns: usize,
+    /// Tokens of one turn.
+    pub max_new: usize,
+    /// Seconds of the whole run.
+    pub max_seconds: Option<f64>,
+    /// The same external call this many times in a row ends the stage.
+    pub max_repeats: usize,
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        Self { max_turns: 60, max_new: 8192, max_seconds: None, max_repeats: 3 }
+    }
+}
+
+impl Budget {
+    /// Whether a run that began then has used its seconds up.
+    fn is_out_of_time(&self, begun: Instant) -> bool {
+        self.max_seconds.is_some_and(|s| begun.elapsed() >= Duration::try_from_secs_f64(s).unwrap_or(Duration::MAX))
+    }
+}
+
+/// Everything that decides how a run goes, apart from the controller.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Settings {
+    /// The system message, where there is one.
+    pub system: Option<String>,
+    /// What a stage keeps of tool results.
+    pub retention: Retention,
+    /// How tokens are drawn.
+    pub sampling: Sampling,
+    /// What may be used up.
+    pub budget: Budget,
+}
+
+/// What an agent is made of.
+#[derive(Clone, Copy)]
+#[expect(missing_debug_implementations, reason = "tools are trait objects")]
+pub struct Parts<'a> {
+    /// The weights.
+    pub engine: &'a Engine,
+    /// Template and tokenizer.
+    pub chat: &'a Chat,
+    /// The adapters.
+    pub registry: &'a Registry,
+    /// The external tools.
+    pub tools: &'a ToolSet,
+}
+
+/// A run in progress.
+#[expect(missing_debug_implementations, reason = "tools are trait objects")]
+pub struct Run<'a> {
+    parts: Parts<'a>,
+    settings: Settings,
+    tools: Vec<Value>,
+    handles: BTreeMap<Capability, AdapterHandle>,
+    session: Session,
+    sampler: Sampler,
+    messages: Vec<Message>,
+    sampled: BTreeMap<usize, Vec<u32>>, // by message: the turn's ids as they stand in the context
+    stage_start: usize,
+    recorder: Recorder,
+    timeline: Timeline,
+    begun: Instant,
+    n_turns: usize,
+    last_call: Option<(String, usize)>,
+    observe: &'a mut dyn FnMut(&Event),
+    interrupted: &'a dyn Fn() -> bool,
+}
+
+/// What a turn did.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TurnReport {
+    /// Its visible text.
+    pub content: String,
+    /// Calls of external tools that were executed.
+    pub n_executed: usize,
+    /// Calls that were made at all, malformed ones and violations included; those inside thinking are none.
+    pub n_calls: usize,
+    /// The active adapter was released by the policy's own call.
+    pub exited: bool,
+    /// The same external call has now been made this many times in a row.
+    pub repeats: usize,
+}
+
+impl<'a> Run<'a> {
+    /// Begins a run: the header is written, system message and question are in the history.
+    ///
+    /// # Errors
+    /// If an adapter does not fit the backbone, the sampling is out of range or the record can't be written.
+    pub fn begin(
+        parts: Parts<'a>,
+        settings: Settings,
+        policy: &str,
+        question: &str,
+        recorder: Recorder,
+        observe: &'a mut dyn FnMut(&Event),
+        interrupted: &'a dyn Fn() -> bool,
+    ) -> Result<Self> {
+        let mut handles = BTreeMap::new();
+        for entry in parts.registry.entries() {
+            handles.insert(entry.stage.alias.clone(), parts.engine.make_resident(&entry.adapter)?);
+        }
+        let with_control = policy == "hard";
+        let control = if with_control { control::tool_schemas(&parts.registry.listing()) } else { Vec::new() };
+        let tools: Vec<Value> = control.into_iter().chain(parts.tools.schemas()).collect();
+        let adapters = parts.registry.entries().iter().map(|e| format!("{}@{}", e.stage.alias, e.adapter.digest())).collect();
+        let header = Header {
+            v: 1,
+            question: question.to_owned(),
+            policy: policy.to_owned(),
+            tools: tools.clone(),
+            base: parts.engine.base_digest().to_owned(),
+            adapters,
+            settings: header_settings(&parts, &settings),
+        };
+        let mut run = Self {
+            parts,
+            tools,
+            handles,
+            session: parts.engine.session(),
+            sampler: Sampler::new(settings.sampling.clone())?,
+            messages: Vec::new(),
+            sampled: BTreeMap::new(),
+            stage_start: 0,
+            recorder,
+            timeline: Timeline::new(Box::new(Monotonic::new()), "orchestration"),
+            begun: Instant::now(),
+            n_turns: 0,
+            last_call: None,
+            observe,
+            interrupted,
+            settings,
+        };
+        run.event(Event::Header(header))?;
+        if let Some(system) = run.settings.system.clone() {
+            run.push(Message::text(Role::System, system), Author::Harness)?;
+        }
+        run.push(Message::text(Role::User, question), Author::User)?;
+        Ok(run)
+    }
+
+    /// The history.
+    pub fn messages(&self) -> &[Message] {
+        &self.messages
+    }
+
+    /// The active adapter.
+    pub fn active(&self) -> Option<&Capability> {
+        self.session.active()
+    }
+
+    /// Turns taken.
+    pub fn n_turns(&self) -> usize {
+        self.n_turns
+    }
+
+    /// The same external call this many times in a row ends a stage.
+    pub fn max_repeats(&self) -> usize {
+        self.settings.budget.max_repeats
+    }
+
+    /// Whether turns or seconds are used up.
+    pub fn is_spent(&self) -> bool {
+        self.n_turns >= self.settings.budget.max_turns || self.is_out_of_time()
+    }
+
+    /// Whether the seconds are used up.
+    pub fn is_out_of_time(&self) -> bool {
+        self.settings.budget.is_out_of_time(self.begun)
+    }
+
+    /// Adds a message that nobody sampled.
+    ///
+    /// # Errors
+    /// If the record can't be written.
+    pub fn push(&mut self, message: Message, author: Author) -> Result<()> {
+        self.messages.push(message.clone());
+        self.event(Event::Message(MessageEvent { message, author, route: None, ids: Vec::new(), finish: None }))
+    }
+
+    /// Writes a remark down.
+    ///
+    /// # Errors
+    /// If the record can't be written.
+    pub fn notice(&mut self, kind: &str, detail: impl Into<String>) -> Result<()> {
+        self.event(Event::Notice(Notice { kind: kind.to_owned(), detail: detail.into() }))
+    }
+
+    /// The harness's load exchange, and the switch that follows it. The stage's view of the history is fixed here.
+    ///
+    /// # Errors
+    /// If an adapter is active (the controller's fault), the alias is unknown, or the record can't be written.
+    pub fn load(&mut self, capability: &Capability) -> Result<()> {
+        let activation = self.parts.registry.need(capability)?.stage.activation.clone();
+        let call = control::load_call(capability);
+        self.push(Message::calling("", vec![call.clone()]), Author::Harness)?;
+        self.push(Message::tool_result(&call, activation), Author::Tool)?;
+        self.transition(&Action::Load(capability.clone()), Cause::Load)
+    }
+
+    /// The harness's release exchange, where the policy did not leave by itself.
+    ///
+    /// # Errors
+    /// If the record can't be written.
+    pub fn release(&mut self, cause: Cause) -> Result<()> {
+        let Some(active) = self.session.active().cloned() else { return Ok(()) };
+        let call = control::offload_call(&active);
+        self.push(Message::calling("", vec![call.clone()]), Author::Harness)?;
+        self.push(Message::tool_result(&call, stage::released(&active)), Author::Tool)?;
+        self.transition(&Action::Offload(active), cause)
+    }
+
+    /// Activates an adapter for the whole run, without an exchange: single-adapter policies.
+    ///
+    /// # Errors
+    /// If the alias is unknown.
+    pub fn activate_silently(&mut self, capability: &Capability) -> Result<()> {
+        self.parts.registry.need(capability)?;
+        self.session.switch(Some((capability.clone(), self.handles[capability].clone())));
+        Ok(())
+    }
+
+    /// Eq. 6, applied to the session: the next token is the first under the new weights.
+    fn transition(&mut self, action: &Action, cause: Cause) -> Result<()> {
+        self.timeline.switch("control");
+        let from = self.session.active().cloned();
+        let to = control::transition(from.clone(), action);
+        let switched = from != to;
+        if switched {
+            self.session.switch(to.clone().map(|k| (k.clone(), self.handles[&k].clone())));
+            self.stage_start = self.messages.len();
+            self.last_call = None;
+        }
+        let recomputed_tokens = if switched { self.session.stale() } else { 0 };
+        self.event(Event::Transition(Transition { from, to, cause, at: self.messages.len(), recomputed_tokens }))?;
+        self.timeline.switch("orchestration");
+        Ok(())
+    }
+
+    /// One turn of the policy under the active weights: sampled, written down, its calls answered. Every call gets one tool
+    /// message; a control call must be the last, what follows it is answered "not executed".
+    ///
+    /// # Errors
+    /// If generation fails or is interrupted ([`Error::Interrupted`]), or the record can't be written.
+    pub fn turn(&mut self) -> Result<TurnReport> {
+        let mut report = TurnReport::default();
+        if !self.prepare_context()? {
+            self.notice("context_full", format!("the history fills the model's {} positions", self.max_positions()))?;
+            return Ok(report);
+        }
+        self.n_turns += 1;
+        let (message, malformed, parsed) = self.sample_turn()?;
+        report.content = message.content.clone();
+        let n_valid = message.tool_calls.len();
+        report.n_calls = n_valid + malformed.len();
+        if parsed.in_thinking > 0 {
+            self.notice("call_in_thinking", format!("{} calls inside thinking were not executed", parsed.in_thinking))?;
+        }
+        for why in malformed {
+            self.notice("malformed_call", &why)?;
+            self.push(Message::text(Role::Tool, format!("error: the call could not be read: {why}")), Author::Tool)?;
+        }
+        let mut control_seen = false;
+        for (i, call) in message.tool_calls.iter().enumerate() {
+            let result = if control_seen {
+                "error: not executed; a control call must be the last of a turn".to_owned()
+            } else if control::is_control(&call.name) {
+                control_seen = true;
+                self.control_call(call, i + 1 == n_valid, &mut report)?
+            } else {
+                report.n_executed += 1;
+                report.repeats = self.count_repeats(call);
+                self.timeline.switch("tool");
+                let output = self.parts.tools.call(call);
+                self.timeline.switch("orchestration");
+                output.text
+            };
+            self.push(Message::tool_result(call, result), Author::Tool)?;
+        }
+        if report.exited {
+            let active = self.session.active().cloned().expect("an exit releases an active adapter");
+            self.transition(&Action::Offload(active), Cause::ExitCall)?;
+        }
+        Ok(report)
+    }
+
+    /// Answers a control call of the policy. Only `offload_lora` of the active adapter, as the turn's last call, has an effect:
+    /// under prescribed stages a load is a violation.
+    fn control_call(&mut self, call: &ToolCall, is_last: bool, report: &mut TurnReport) -> Result<String> {
+        let active = self.session.active().cloned();
+        let name = active.as_ref().map_or("none", Capability::as_str);
+        let refusal = match control::action(call) {
+            Err(malformed) => malformed.to_string(),
+            Ok(Action::Offload(k)) if Some(&k) == active.as_ref() && is_last => {
+                report.exited = true;
+                return Ok(stage::released(&k));
+            }
+            Ok(Action::Offload(k)) if Some(&k) == active.as_ref() => format!("offload_lora({k}) must be the last call of a turn"),
+            Ok(Action::Offload(k)) => format!("the active adapter is {name}, not {k}"),
+            Ok(Action::Load(k)) if Some(&k) == active.as_ref() => format!("{k} is already active"),
+            Ok(Action::Load(_)) if active.is_some() => format!("{name} is active; call offload_lora({name}) first"),
+            Ok(Action::Load(_)) => "stages are prescribed in this run; adapters are loaded for you".to_owned(),
+            Ok(Action::Other) => unreachable!("only control calls come here"),
+        };
+        self.notice("violation", format!("{}: {refusal}", call.name))?;
+        Ok(format!("error: {refusal}"))
+    }
+
+    fn count_repeats(&mut self, call: &ToolCall) -> usize {
+        let key = format!("{} {}", call.name, canonical(&Value::Object(call.arguments.clone())));
+        let n = match self.last_call.take() {
+            Some((last, n)) if last == key => n + 1,
+            _ => 1,
+        };
+        self.last_call = Some((key, n));
+        n
+    }
+
+    /// Brings the session's context to the stage's view of the history. False if that leaves no room for a turn.
+    fn prepare_context(&mut self) -> Result<bool> {
+        let (view, left_out) =
+            context::view(&self.messages, self.stage_start, self.settings.retention, &self.parts.chat.tokenizer)?;
+        let mut ids: Vec<u32> = Vec::new();
+        let mut last = Vec::new();
+        for piece in self.parts.chat.pieces(&view, &self.tools, true)? {
+            ids.append(&mut last);
+            last = match self.sampled.get(&piece.messages.start) {
+                Some(sampled) if piece.is_turn => sampled.clone(),
+                _ => self.parts.chat.encode(&piece)?,
+            };
+        }
+        if ids.len() + last.len() >= self.max_positions() {
+            return Ok(false);
+        }
+        let old = self.session.context();
+        if ids.len() < old.len() || ids[..old.len()] != *old {
+            self.session.set_context(ids);
+            if left_out.omitted > 0 {
+                self.notice("omitted_results", format!("{} of the history's tool results", left_out.omitted))?;
+            }
+        } else {
+            let new = ids[old.len()..].to_vec();
+            self.session.append(&new);
+        }
+        if self.session.stale() > 0 {
+            self.timeline.switch(format!("rebuild:{}", self.session.route()));
+            self.session.rebuild()?;
+        }
+        self.session.append(&last);
+        Ok(true)
+    }
+
+    fn max_positions(&self) -> usize {
+        self.parts.engine.backbone().config.max_positions
+    }
+
+    /// Samples a turn and writes it down. Returns the message, why calls were malformed, and what was parsed.
+    fn sample_turn(&mut self) -> Result<(Message, Vec<String>, parse::Turn)> {
+        let route = self.session.route();
+        self.timeline.switch(format!("model:{route}"));
+        let end = self.parts.chat.end_of_turn();
+        let mut stop = self.parts.chat.tokenizer.stop_ids().clone();
+        stop.insert(end);
+        let (budget, begun, interrupted) = (self.settings.budget, self.begun, self.interrupted);
+        let stop_now = || interrupted() || budget.is_out_of_time(begun);
+        let generated = self.session.generate(&mut self.sampler, budget.max_new, &stop, &stop_now, &mut |_| {})?;
+        self.timeline.switch("orchestration");
+        if generated.finish == Finish::Interrupted && (self.interrupted)() {
+            return Err(Error::Interrupted);
+        }
+        let stopped = generated.finish == Finish::Stop;
+        let text_ids = &generated.ids[..generated.ids.len() - usize::from(stopped)];
+        let parsed = parse::parse_turn(&self.parts.chat.tokenizer.decode(text_ids)?);
+        let mut message = Message::text(Role::Assistant, parsed.content.clone());
+        message.reasoning_content = parsed.reasoning.clone();
+        let mut malformed = Vec::new();
+        for call in &parsed.calls {
+            match &call.outcome {
+                Parsed::Valid(call) => message.tool_calls.push(call.clone()),
+                Parsed::Repaired { call, repairs } => {
+                    self.notice("repaired_call", format!("{repairs:?} in {}", call.name))?;
+                    message.tool_calls.push(call.clone());
+                }
+                Parsed::Malformed { why } => {
+                    let line_break = if message.content.is_empty() { "" } else { "\n" };
+                    message.content.push_str(&format!("{line_break}<tool_call>\n{}\n</tool_call>", call.raw));
+                    malformed.push(why.clone());
+                }
+            }
+        }
+        for (i, call) in message.tool_calls.iter_mut().enumerate() {
+            call.id = Some(format!("call_{}_{i}", self.n_turns));
+        }
+        // The context needs the turn's end whether or not the policy wrote it.
+        let in_context: Vec<u32> = text_ids.iter().copied().chain([end]).collect();
+        self.sampled.insert(self.messages.len(), in_context);
+        self.messages.push(message.clone());
+        let finish = match generated.finish {
+            Finish::Stop => "stop",
+            Finish::Length => "length",
+            Finish::Interrupted => "time",
+        };
+        let event = MessageEvent {
+            message: message.clone(),
+            author: Author::Model,
+            route: Some(route),
+            ids: generated.ids,
+            finish: Some(finish.to_owned()),
+        };
+        self.event(Event::Message(event))?;
+        Ok((message, malformed, parsed))
+    }
+
+    /// Ends the run: time and outcome are written down.
+    ///
+    /// # Errors
+    /// If the record can't be written.
+    pub fn finish(mut self, answer: Option<String>, termination: &str, stages: Vec<(Capability, Cause)>) -> Result<Finished> {
+        let timeline = std::mem::replace(&mut self.timeline, Timeline::new(Box::new(Monotonic::new()), "orchestration"));
+        for interval in timeline.finish() {
+            self.event(Event::Time(interval))?;
+        }
+        let outcome = EpisodeOutcome { answer, termination: termination.to_owned(), stages, usage: self.session.usage() };
+        self.event(Event::Outcome(outcome.clone()))?;
+        Ok(Finished { outcome, recorder: self.recorder })
+    }
+
+    fn event(&mut self, event: Event) -> Result<()> {
+        (self.observe)(&event);
+        self.recorder.push(event)
+    }
+}
+
+/// A run that has ended.
+#[derive(Debug)]
+pub struct Finished {
+    /// How it ended.
+    pub outcome: EpisodeOutcome,
+    /// Its record.
+    pub recorder: Recorder,
+}
+
+fn header_settings(parts: &Parts<'_>, settings: &Settings) -> Map<String, Value> {
+    let value = json!({
+        "system": settings.system, "retention": settings.retention, "sampling": settings.sampling, "budget": settings.budget,
+        "tool_protocol": parts.chat.protocol, "think": "preserve", "tokenizer": parts.chat.tokenizer.digest(),
+        "template": parts.chat.template_digest(),
+    });
+    let Value::Object(map) = value else { unreachable!("it is an object") };
+    map
+}
+
+/// JSON with sorted keys and trimmed, lower-case text: calls that differ only in that are the same.
+fn canonical(value: &Value) -> Value {
+    match value {
+        Value::String(text) => Value::String(text.trim().to_lowercase()),
+        Value::Array(items) => items.iter().map(canonical).collect(),
+        Value::Object(map) => {
+            let sorted: BTreeMap<&String, Value> = map.iter().map(|(k, v)| (k, canonical(v))).collect();
+            sorted.into_iter().map(|(k, v)| (k.clone(), v)).collect::<Map<_, _>>().into()
+        }
+        other => other.clone(),
+    }
+}
+
+/// The answer in a text: inside the last `<answer>` or `\boxed{}`, else the whole text; `None` where there is none.
+pub fn answer_in(text: &str) -> Option<String> {
+    marked_answer(text).or_else(|| Some(text.trim().to_owned()).filter(|t| !t.is_empty()))
+}
+
+/// The answer that a text marks as such.
+pub fn marked_answer(text: &str) -> Option<String> {
+    let tagged = text.rsplit_once("<answer>").map(|(_, rest)| rest.split("</answer>").next().unwrap_or(rest));
+    let boxed = || {
+        let (_, rest) = text.rsplit_once("\\boxed{")?;
+        let mut depth = 1;
+        let end = rest.char_indices().find(|(_, c)| {
+            depth += match c {
+                '{' => 1,
+                '}' => -1,
+                _ => 0,
+            };
+            depth == 0
+        })?;
+        Some(&rest[..end.0])
+    };
+    tagged.or_else(boxed).map(|t| t.trim().to_owned()).filter(|t| !t.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_is_what_is_marked_or_else_the_text() {
+        let cases = [
+            ("cite a <answer> Sorn</answer>\n", Some("Sorn")),
+            ("<answer>one</answer> <answer>two\n\"2\"</answer>", Some("two\n\"2\"")),
+            ("so \\boxed{f(x) = {1}}.", Some("f(x) = {1}")),
+            ("  plain  ", Some("plain")),
+            ("<answer>unclosed", Some("unclosed")),
+            (" \n", None),
+            ("<answer></answer>", Some("<answer></answer>")),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(answer_in(text).as_deref(), expected, "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,4 @@
+//! Controllers: who decides when which weights act.
+
+pub mod hard;
+pub mod plain;
