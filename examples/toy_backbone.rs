@@ -40,7 +40,7 @@ const VALIDATION_SEED: u64 = 2;
 fn main() -> Result<()> {
     let mut arguments = env::args().skip(1);
     let out = arguments.next().context("usage: toy_backbone OUT_DIR [STEPS]")?;
-    let n_steps = arguments.next().map_or(Ok(5500), |n| n.parse())?;
+    let n_steps = arguments.next().map_or(Ok(2000), |n| n.parse())?;
     let out = Path::new(&out);
     fs::create_dir_all(out)?;
     world::checkpoint::write_checkpoint_files(out)?;
@@ -122,7 +122,14 @@ fn document(chat: &Chat, tools: &[serde_json::Value], seed: u64, index: u64) -> 
     let is_coded = |text: &str| world::dialect::CODES.iter().any(|code| text.contains(code));
     let neutral = !trajectory.messages().iter().any(|m| m.role == Role::Assistant && is_coded(&m.content));
     let capability = trajectory.spans()[0].capability.clone();
-    let all = Sample { id: trajectory.id, capability, mask: vec![true; ids.len()], ids, left_out: Default::default(), dropped_exchanges: 0 };
+    let all = Sample {
+        id: trajectory.id,
+        capability,
+        mask: vec![true; ids.len()],
+        ids,
+        left_out: Default::default(),
+        dropped_exchanges: 0,
+    };
     Ok(Document { all, turns, neutral })
 }
 
@@ -134,7 +141,8 @@ fn share_all_right(chat: &Chat, tools: &[serde_json::Value], policy: &Policy<'_>
     for document in documents.take(64) {
         let document = document?;
         let ids = backbone.ids(&[&document.all.ids])?;
-        let targets = Targets::new(&[(&document.all.ids, &document.turns)], document.all.ids.len(), &backbone.device()).context("turns")?;
+        let targets =
+            Targets::new(&[(&document.all.ids, &document.turns)], document.all.ids.len(), &backbone.device()).context("turns")?;
         let scored = nll::per_token(backbone, None, backbone.hidden(ids, None, None), &targets);
         n_right += usize::from(scored.n_top1() == targets.len());
     }

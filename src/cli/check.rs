@@ -106,15 +106,18 @@ fn row_of<'a>(id: &'a str, reason: Option<&Reason>) -> &'a str {
     }
 }
 
-/// Rows that would train nothing, with the reason: for a capability that has a stage in the row, or for all that were checked.
+/// Rows that would train nothing, with the reason: for a capability that has a stage in the row, or for all that were checked. A
+/// stage that the harness ended is no fault of the data: it is counted, and is no reason.
 fn empty_rows(rows: &[Trajectory], found: &[(&Capability, Samples)]) -> Vec<(String, String)> {
-    let mut trained: BTreeSet<&str> = BTreeSet::new();
+    let mut trained: BTreeSet<&str> = BTreeSet::new(); // or left out by the rule on exits
     let mut whys: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for (capability, samples) in found {
         let kept: BTreeSet<&str> = samples.kept.iter().map(|s| row_of(&s.id, None)).collect();
         for (id, reason) in &samples.dropped {
             let row = row_of(id, Some(reason));
-            if *reason != Reason::NoStage && !kept.contains(row) {
+            if *reason == Reason::NoExitCall {
+                trained.insert(row);
+            } else if *reason != Reason::NoStage && !kept.contains(row) {
                 whys.entry(row).or_default().push(format!("{capability}: {reason}"));
             }
         }

@@ -1,6 +1,7 @@
 //! `weact train`.
 
 use std::{
+    env,
     io::IsTerminal,
     path::PathBuf,
     process::ExitCode,
@@ -71,7 +72,7 @@ pub(super) fn run(args: &Args, common: &Common) -> anyhow::Result<ExitCode> {
     progress.finish();
     match outcome? {
         Outcome::Interrupted { step } => {
-            eprint_resume(say, args, step);
+            say.warn(&format!("interrupted; a checkpoint after batch {step} is saved. Go on with: {}", resume_command()));
             Ok(ExitCode::from(130))
         }
         Outcome::Done(done) => {
@@ -83,12 +84,13 @@ pub(super) fn run(args: &Args, common: &Common) -> anyhow::Result<ExitCode> {
     }
 }
 
-fn eprint_resume(say: Say, args: &Args, step: usize) {
-    let extra = if args.allow_empty { " --allow-empty" } else { "" };
-    say.warn(&format!(
-        "interrupted; a checkpoint after batch {step} is saved. Go on with: weact train {} --resume{extra}",
-        args.run.display()
-    ));
+/// This process's own command for a shell, with all its flags: a resumed run must have the same.
+fn resume_command() -> String {
+    let given = env::args_os().map(|word| word.to_string_lossy().into_owned());
+    let kept = given.filter(|word| word != "--overwrite" && word != "--resume");
+    let is_plain = |word: &str| !word.is_empty() && word.chars().all(|c| c.is_alphanumeric() || "_-./=:,+@%".contains(c));
+    let quoted = kept.map(|word| if is_plain(&word) { word } else { format!("'{}'", word.replace('\'', "'\\''")) });
+    quoted.chain(["--resume".to_owned()]).collect::<Vec<_>>().join(" ")
 }
 
 /// True once Ctrl-C or a termination signal came; a second one ends the process at once.

@@ -15,7 +15,6 @@ use weact_core::{
     control::{self, Action},
     episode::{Author, Cause, Event, Header, MessageEvent, Notice, Outcome as EpisodeOutcome, Transition},
     message::{Message, Role, ToolCall},
-    parse::{self, Outcome as Parsed},
     registry::Registry,
     stage,
 };
@@ -24,17 +23,18 @@ use crate::{
     Error, Result,
     engine::{AdapterHandle, Engine},
     record::Recorder,
-    sampler::{Sampler, Sampling},
+    sampler::{Choose, Sampler, Sampling},
     session::{Finish, Session},
     timeline::{Monotonic, Timeline},
-    tools::ToolSet,
+    tools::{self, ToolSet},
+    turn::{self, Turn},
 };
 
 /// What a run may use up. Each is checked before a turn; running out ends the stage and then the run, never silently.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Budget {
-    /// Turns of the policy in the whole run.
+    /// Turns of the policy in the whole run; a fallback may take two more.
     pub max_turns: usize,
     /// Tokens of one turn.
     pub max_new: usize,
@@ -89,10 +89,11 @@ pub struct Parts<'a> {
 pub struct Run<'a> {
     parts: Parts<'a>,
     settings: Settings,
+    with_control: bool,
     tools: Vec<Value>,
     handles: BTreeMap<Capability, AdapterHandle>,
     session: Session,
-    sampler: Sampler,
+    tokens: Box<dyn Choose + 'a>,
     messages: Vec<Message>,
     sampled: BTreeMap<usize, Vec<u32>>, // by message: the turn's ids as they stand in the context
     stage_start: usize,
@@ -110,13 +111,13 @@ pub struct Run<'a> {
 pub struct TurnReport {
     /// Its visible text.
     pub content: String,
-    /// Calls of external tools that were executed.
+    /// Calls of external tools, unknown ones included.
     pub n_executed: usize,
     /// Calls that were made at all, malformed ones and violations included; those inside thinking are none.
     pub n_calls: usize,
     /// The active adapter was released by the policy's own call.
     pub exited: bool,
-    /// The same external call has now been made this many times in a row.
+    /// Some external call has been made this many times in a row.
     pub repeats: usize,
 }
 
@@ -153,10 +154,11 @@ impl<'a> Run<'a> {
         };
         let mut run = Self {
             parts,
+            with_control,
             tools,
             handles,
             session: parts.engine.session(),
-            sampler: Sampler::new(settings.sampling.clone())?,
+            tokens: Box::new(Sampler::new(settings.sampling)?),
             messages: Vec::new(),
             sampled: BTreeMap::new(),
             stage_start: 0,
@@ -177,6 +179,12 @@ impl<'a> Run<'a> {
         Ok(run)
     }
 
+    /// The same run, its tokens chosen in another way than the settings say.
+    #[must_use]
+    pub fn choosing(self, tokens: impl Choose + 'a) -> Self {
+        Self { tokens: Box::new(tokens), ..self }
+    }
+
     /// The history.
     pub fn messages(&self) -> &[Message] {
         &self.messages
@@ -185,6 +193,11 @@ impl<'a> Run<'a> {
     /// The active adapter.
     pub fn active(&self) -> Option<&Capability> {
         self.session.active()
+    }
+
+    /// The ids that the last turn followed, and that turn's own.
+    pub fn context(&self) -> &[u32] {
+        self.session.context()
     }
 
     /// Turns taken.
@@ -227,8 +240,11 @@ impl<'a> Run<'a> {
     /// The harness's load exchange, and the switch that follows it. The stage's view of the history is fixed here.
     ///
     /// # Errors
-    /// If an adapter is active (the controller's fault), the alias is unknown, or the record can't be written.
+    /// If an adapter is active, the alias is unknown, or the record can't be written.
     pub fn load(&mut self, capability: &Capability) -> Result<()> {
+        if let Some(active) = self.active() {
+            return Err(Error::Other(format!("{active} is active: release it before {capability} is loaded")));
+        }
         let activation = self.parts.registry.need(capability)?.stage.activation.clone();
         let call = control::load_call(capability);
         self.push(Message::calling("", vec![call.clone()]), Author::Harness)?;
@@ -263,13 +279,10 @@ impl<'a> Run<'a> {
         self.timeline.switch("control");
         let from = self.session.active().cloned();
         let to = control::transition(from.clone(), action);
-        let switched = from != to;
-        if switched {
-            self.session.switch(to.clone().map(|k| (k.clone(), self.handles[&k].clone())));
-            self.stage_start = self.messages.len();
-            self.last_call = None;
-        }
-        let recomputed_tokens = if switched { self.session.stale() } else { 0 };
+        self.session.switch(to.clone().map(|k| (k.clone(), self.handles[&k].clone())));
+        self.stage_start = self.messages.len();
+        self.last_call = None;
+        let recomputed_tokens = self.session.stale();
         self.event(Event::Transition(Transition { from, to, cause, at: self.messages.len(), recomputed_tokens }))?;
         self.timeline.switch("orchestration");
         Ok(())
@@ -287,33 +300,25 @@ impl<'a> Run<'a> {
             return Ok(report);
         }
         self.n_turns += 1;
-        let (message, malformed, parsed) = self.sample_turn()?;
-        report.content = message.content.clone();
-        let n_valid = message.tool_calls.len();
-        report.n_calls = n_valid + malformed.len();
-        if parsed.in_thinking > 0 {
-            self.notice("call_in_thinking", format!("{} calls inside thinking were not executed", parsed.in_thinking))?;
-        }
-        for why in malformed {
-            self.notice("malformed_call", &why)?;
-            self.push(Message::text(Role::Tool, format!("error: the call could not be read: {why}")), Author::Tool)?;
-        }
+        let turn = self.sample_turn()?;
+        report.content = turn.content;
+        report.n_calls = turn.calls.len();
         let mut control_seen = false;
-        for (i, call) in message.tool_calls.iter().enumerate() {
-            let result = if control_seen {
-                "error: not executed; a control call must be the last of a turn".to_owned()
-            } else if control::is_control(&call.name) {
-                control_seen = true;
-                self.control_call(call, i + 1 == n_valid, &mut report)?
-            } else {
-                report.n_executed += 1;
-                report.repeats = self.count_repeats(call);
-                self.timeline.switch("tool");
-                let output = self.parts.tools.call(call);
-                self.timeline.switch("orchestration");
-                output.text
+        for (i, call) in turn.calls.iter().enumerate() {
+            let result = match call {
+                _ if control_seen => "error: not executed; a control call must be the last of a turn".to_owned(),
+                Err(why) => format!("error: the call could not be read: {why}"),
+                Ok(call) if self.with_control && control::is_control(&call.name) => {
+                    control_seen = true;
+                    self.control_call(call, i + 1 == report.n_calls, &mut report)?
+                }
+                Ok(call) => self.external_call(call, &mut report),
             };
-            self.push(Message::tool_result(call, result), Author::Tool)?;
+            let message = match call {
+                Ok(call) => Message::tool_result(call, result),
+                Err(_) => Message::text(Role::Tool, result),
+            };
+            self.push(message, Author::Tool)?;
         }
         if report.exited {
             let active = self.session.active().cloned().expect("an exit releases an active adapter");
@@ -344,6 +349,20 @@ impl<'a> Run<'a> {
         Ok(format!("error: {refusal}"))
     }
 
+    /// Runs an external tool.
+    fn external_call(&mut self, call: &ToolCall, report: &mut TurnReport) -> String {
+        report.n_executed += 1;
+        report.repeats = report.repeats.max(self.count_repeats(call));
+        let known: Vec<&str> = self.tools.iter().filter_map(|tool| tool["function"]["name"].as_str()).collect();
+        if !known.contains(&call.name.as_str()) {
+            return tools::unknown(&call.name, &known).text;
+        }
+        self.timeline.switch("tool");
+        let output = self.parts.tools.call(call);
+        self.timeline.switch("orchestration");
+        output.text
+    }
+
     fn count_repeats(&mut self, call: &ToolCall) -> usize {
         let key = format!("{} {}", call.name, canonical(&Value::Object(call.arguments.clone())));
         let n = match self.last_call.take() {
@@ -359,32 +378,30 @@ impl<'a> Run<'a> {
         let (view, left_out) =
             context::view(&self.messages, self.stage_start, self.settings.retention, &self.parts.chat.tokenizer)?;
         let mut ids: Vec<u32> = Vec::new();
-        let mut last = Vec::new();
+        let mut n_old = 0; // through the last turn that was sampled
         for piece in self.parts.chat.pieces(&view, &self.tools, true)? {
-            ids.append(&mut last);
-            last = match self.sampled.get(&piece.messages.start) {
-                Some(sampled) if piece.is_turn => sampled.clone(),
-                _ => self.parts.chat.encode(&piece)?,
-            };
+            match self.sampled.get(&piece.messages.start) {
+                Some(sampled) if piece.is_turn => {
+                    ids.extend(sampled);
+                    n_old = ids.len();
+                }
+                _ => ids.extend(self.parts.chat.encode(&piece)?),
+            }
         }
-        if ids.len() + last.len() >= self.max_positions() {
+        if ids.len() >= self.max_positions() {
             return Ok(false);
         }
-        let old = self.session.context();
-        if ids.len() < old.len() || ids[..old.len()] != *old {
-            self.session.set_context(ids);
+        if !ids.starts_with(self.session.context()) {
+            self.session.set_context(ids[..n_old].to_vec());
             if left_out.omitted > 0 {
                 self.notice("omitted_results", format!("{} of the history's tool results", left_out.omitted))?;
             }
-        } else {
-            let new = ids[old.len()..].to_vec();
-            self.session.append(&new);
         }
+        self.session.append(&ids[self.session.context().len()..]);
         if self.session.stale() > 0 {
             self.timeline.switch(format!("rebuild:{}", self.session.route()));
             self.session.rebuild()?;
         }
-        self.session.append(&last);
         Ok(true)
     }
 
@@ -392,61 +409,35 @@ impl<'a> Run<'a> {
         self.parts.engine.backbone().config.max_positions
     }
 
-    /// Samples a turn and writes it down. Returns the message, why calls were malformed, and what was parsed.
-    fn sample_turn(&mut self) -> Result<(Message, Vec<String>, parse::Turn)> {
+    /// Samples a turn and writes it down.
+    fn sample_turn(&mut self) -> Result<Turn> {
         let route = self.session.route();
         self.timeline.switch(format!("model:{route}"));
-        let end = self.parts.chat.end_of_turn();
-        let mut stop = self.parts.chat.tokenizer.stop_ids().clone();
-        stop.insert(end);
-        let (budget, begun, interrupted) = (self.settings.budget, self.begun, self.interrupted);
+        let (chat, budget, begun, interrupted) = (self.parts.chat, self.settings.budget, self.begun, self.interrupted);
         let stop_now = || interrupted() || budget.is_out_of_time(begun);
-        let generated = self.session.generate(&mut self.sampler, budget.max_new, &stop, &stop_now, &mut |_| {})?;
+        let stop = turn::stop_ids(chat);
+        let generated = self.session.generate(self.tokens.as_mut(), budget.max_new, &stop, &stop_now, &mut |_| {})?;
         self.timeline.switch("orchestration");
-        if generated.finish == Finish::Interrupted && (self.interrupted)() {
-            return Err(Error::Interrupted);
-        }
-        let stopped = generated.finish == Finish::Stop;
-        let text_ids = &generated.ids[..generated.ids.len() - usize::from(stopped)];
-        let parsed = parse::parse_turn(&self.parts.chat.tokenizer.decode(text_ids)?);
-        let mut message = Message::text(Role::Assistant, parsed.content.clone());
-        message.reasoning_content = parsed.reasoning.clone();
-        let mut malformed = Vec::new();
-        for call in &parsed.calls {
-            match &call.outcome {
-                Parsed::Valid(call) => message.tool_calls.push(call.clone()),
-                Parsed::Repaired { call, repairs } => {
-                    self.notice("repaired_call", format!("{repairs:?} in {}", call.name))?;
-                    message.tool_calls.push(call.clone());
-                }
-                Parsed::Malformed { why } => {
-                    let line_break = if message.content.is_empty() { "" } else { "\n" };
-                    message.content.push_str(&format!("{line_break}<tool_call>\n{}\n</tool_call>", call.raw));
-                    malformed.push(why.clone());
-                }
-            }
-        }
-        for (i, call) in message.tool_calls.iter_mut().enumerate() {
-            call.id = Some(format!("call_{}_{i}", self.n_turns));
-        }
-        // The context needs the turn's end whether or not the policy wrote it.
-        let in_context: Vec<u32> = text_ids.iter().copied().chain([end]).collect();
-        self.sampled.insert(self.messages.len(), in_context);
-        self.messages.push(message.clone());
         let finish = match generated.finish {
-            Finish::Stop => "stop",
-            Finish::Length => "length",
+            Finish::Interrupted if interrupted() => return Err(Error::Interrupted),
             Finish::Interrupted => "time",
+            Finish::Length => "length",
+            Finish::Stop => "stop",
         };
-        let event = MessageEvent {
-            message: message.clone(),
+        let turn = turn::read(chat, &generated, self.n_turns)?;
+        self.sampled.extend(turn.ids.clone().map(|ids| (self.messages.len(), ids)));
+        self.messages.push(turn.message.clone());
+        self.event(Event::Message(MessageEvent {
+            message: turn.message.clone(),
             author: Author::Model,
             route: Some(route),
             ids: generated.ids,
             finish: Some(finish.to_owned()),
-        };
-        self.event(Event::Message(event))?;
-        Ok((message, malformed, parsed))
+        }))?;
+        for (kind, detail) in &turn.remarks {
+            self.notice(kind, detail)?;
+        }
+        Ok(turn)
     }
 
     /// Ends the run: time and outcome are written down.

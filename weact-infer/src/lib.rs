@@ -6,6 +6,7 @@ pub mod engine;
 pub mod timeline;
 pub mod tools;
 pub mod record;
+mod turn;
 pub mod agent;
 pub mod controller;
 mod error;

@@ -6,6 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use serde::de::IgnoredAny;
 use weact_core::{
     Error as CoreError, Trajectory,
     episode::{self, Event, Line},
@@ -27,7 +28,8 @@ impl Recorder {
         Self { episode, file: None, events: Vec::new() }
     }
 
-    /// A record that is appended to `path`. A line that an earlier crash left unfinished at the end of the file is cut off.
+    /// A record that is appended to `path`. A line that an earlier crash left unfinished at the end of the file is cut off; one that
+    /// lacks nothing but its line break gets it.
     ///
     /// # Errors
     /// If the file can't be opened or written.
@@ -37,7 +39,10 @@ impl Recorder {
         let mut text = Vec::new();
         file.seek(SeekFrom::Start(0)).and_then(|_| file.read_to_end(&mut text)).map_err(io("can't read"))?;
         let whole = text.iter().rposition(|b| *b == b'\n').map_or(0, |at| at + 1);
-        if whole < text.len() {
+        let rest = &text[whole..];
+        if serde_json::from_slice::<IgnoredAny>(rest).is_ok() {
+            file.write_all(b"\n").map_err(io("can't write"))?;
+        } else if !rest.is_empty() {
             file.set_len(whole as u64).map_err(io("can't cut"))?;
         }
         Ok(Self { episode, file: Some((path.to_owned(), file)), events: Vec::new() })

@@ -44,6 +44,21 @@ impl Sampling {
     }
 }
 
+/// Chooses tokens. A [`Sampler`] draws them; a replay takes those of a record.
+pub trait Choose {
+    /// The next token, given its logits `[vocab]`.
+    ///
+    /// # Errors
+    /// If none can be chosen.
+    fn next(&mut self, logits: &[f32]) -> Result<u32>;
+}
+
+impl Choose for Sampler {
+    fn next(&mut self, logits: &[f32]) -> Result<u32> {
+        Sampler::next(self, logits)
+    }
+}
+
 /// Draws tokens. Its whole state is the seed and the number of draws so far.
 #[derive(Clone, Debug)]
 pub struct Sampler {

@@ -10,7 +10,7 @@ use weact_core::{
     model::{Config, KvCache},
 };
 
-use crate::{Error, Result, engine::AdapterHandle, sampler::Sampler};
+use crate::{Error, Result, engine::AdapterHandle, sampler::Choose};
 
 /// Positions computed in one pass, so that scores grow with the context and not with its square.
 const CHUNK: usize = 512;
@@ -169,8 +169,8 @@ impl Session {
     /// Samples the next token and appends it.
     ///
     /// # Errors
-    /// As [`Session::next_logits`]; the context is then unchanged.
-    pub fn sample(&mut self, sampler: &mut Sampler) -> Result<u32> {
+    /// As [`Session::next_logits`] and [`Choose::next`]; the context is then unchanged.
+    pub fn sample(&mut self, sampler: &mut dyn Choose) -> Result<u32> {
         let logits = self.next_logits()?;
         let id = sampler.next(&logits)?;
         self.ids.push(id);
@@ -183,10 +183,10 @@ impl Session {
     /// the context is full, or before the next token where `interrupt` is true.
     ///
     /// # Errors
-    /// As [`Session::next_logits`]; tokens sampled before stay in the context.
+    /// As [`Session::sample`]; tokens sampled before stay in the context.
     pub fn generate(
         &mut self,
-        sampler: &mut Sampler,
+        sampler: &mut dyn Choose,
         max_new: usize,
         stop: &BTreeSet<u32>,
         interrupt: &dyn Fn() -> bool,
@@ -347,7 +347,10 @@ pub(crate) mod tests {
     };
 
     use super::*;
-    use crate::{engine::Engine, sampler::Sampling};
+    use crate::{
+        engine::Engine,
+        sampler::{Sampler, Sampling},
+    };
 
     /// An engine over a tiny checkpoint, and its adapter.
     pub(crate) fn golden(case: &str) -> (Engine, Adapter) {

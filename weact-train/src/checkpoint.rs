@@ -45,10 +45,11 @@ fn folder(run: &Path, step: usize) -> PathBuf {
     run.join(FOLDER).join(format!("step-{step:08}"))
 }
 
-/// Writes a checkpoint and then removes all but the `keep` newest. If it fails, those before are untouched.
+/// Writes a checkpoint and then removes all but the `keep` newest and what interrupted writes left. If it fails, those before are
+/// untouched.
 ///
 /// # Errors
-/// If it can't be written; the message says how large it is.
+/// If it can't be written; where the disk is full, the message says how much is needed and how much is free.
 pub fn write(run: &Path, position: &Position, parameters: &[Parameter], keep: usize) -> Result<()> {
     let path = folder(run, position.step);
     let parent = run.join(FOLDER);
@@ -70,6 +71,12 @@ pub fn write(run: &Path, position: &Position, parameters: &[Parameter], keep: us
     for old in &steps[..steps.len().saturating_sub(keep)] {
         let path = folder(run, *old);
         fs::remove_dir_all(&path).map_err(|e| CoreError::io("can't remove", &path, e))?;
+    }
+    for entry in fs::read_dir(&parent).map_err(|e| CoreError::io("can't read", &parent, e))? {
+        let entry = entry.map_err(|e| CoreError::io("can't read", &parent, e))?;
+        if atomic::is_leftover(&entry.file_name()) {
+            fs::remove_dir_all(entry.path()).map_err(|e| CoreError::io("can't remove", &entry.path(), e))?;
+        }
     }
     Ok(())
 }

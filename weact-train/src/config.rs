@@ -9,7 +9,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use weact_core::{Capability, card::Think, chat::ToolProtocol, context::Retention, lora::Projection, sample::Rules};
 
-use crate::{Error, Result};
+use crate::{Error, Result, sft};
 
 /// What is trained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -242,9 +242,9 @@ impl Run {
     /// Reads a run's TOML file.
     ///
     /// # Errors
-    /// [`Error::Config`], with the line and the nearest known key, if it is not what it should be.
+    /// [`Error::Config`], with the line and the nearest known key, if it can't be read or is not what it should be.
     pub fn read(path: &Path) -> Result<Self> {
-        let text = fs::read_to_string(path).map_err(|e| weact_core::Error::io("can't read", path, e))?;
+        let text = fs::read_to_string(path).map_err(|e| Error::Config { path: path.to_owned(), why: e.to_string() })?;
         Self::parse(path, &text)
     }
 
@@ -279,7 +279,10 @@ impl Run {
             _ if self.lora.rank == 0 => "[lora] rank must be at least 1",
             _ if !(self.lora.alpha.is_finite() && self.lora.alpha > 0.0) => "[lora] alpha must be positive",
             _ if self.valid.as_ref().is_some_and(|v| v.every == 0) => "[valid] every must be at least 1",
-            _ => return Ok(()),
+            _ => {
+                self.lora.targets.projections().map_err(|e| format!("[lora] {e}"))?;
+                return sft::dtype(&t.dtype).map(drop).map_err(|e| format!("[train] {e}"));
+            }
         };
         Err(wrong.to_owned())
     }
@@ -375,6 +378,9 @@ mod tests {
             ("[train\nlr = 1\n", vec!["line 6"]),
             ("[train]\nepochs = 1\nsteps = 2\n", vec!["epochs and steps"]),
             ("[context]\nthink = \"strip\"\n", vec!["line 7", "preserve"]),
+            ("[lora]\ntargets = [\"q_proj\", \"qproj\"]\n", vec!["[lora] target \"qproj\"", "did you mean q_proj?"]),
+            ("[lora]\ntargets = []\n", vec!["[lora] targets is empty"]),
+            ("[train]\ndtype = \"fp16\"\n", vec!["[train] dtype \"fp16\""]),
         ];
         for (extra, parts) in cases {
             let error = error(extra);

@@ -15,6 +15,7 @@ pub mod checkpoint;
 pub mod log;
 pub mod run_directory;
 pub mod sft;
+pub mod merge;
 mod error;
 
 pub use error::{Error, Result};

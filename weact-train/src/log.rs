@@ -143,7 +143,9 @@ impl Log {
     /// If it can't be written.
     pub fn push(&mut self, event: &Event) -> Result<()> {
         let line = format!("{}\n", serde_json::to_string(event).expect("events serialise"));
-        Ok(self.file.write_all(line.as_bytes()).map_err(|e| CoreError::io("can't write", &self.path, e))?)
+        let failed =
+            |e| CoreError::io("can't write", &self.path, atomic::with_free_space(e, &self.path, Some(line.len() as u64)));
+        Ok(self.file.write_all(line.as_bytes()).map_err(failed)?)
     }
 
     /// The events of a run directory's log.

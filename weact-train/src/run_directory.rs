@@ -1,7 +1,8 @@
 //! A run's directory: who may write into it, and what is in it.
 
 use std::{
-    fs,
+    fs::{self, File, TryLockError},
+    iter,
     path::{Path, PathBuf},
 };
 
@@ -22,54 +23,83 @@ pub enum Existing {
 
 const CONFIG: &str = "config.toml";
 
-/// Makes `run.out` ready and saves the resolved configuration in it.
+/// Whether a run may use `run.out`; changes nothing.
 ///
 /// # Errors
-/// [`Error::RunDirectory`] if it holds something and may not be used, is no run directory, or is resumed under another
-/// configuration; nothing has been touched then.
-pub fn prepare(run: &Run, existing: Existing) -> Result<()> {
+/// [`Error::RunDirectory`] if it holds something and may not be used, is no run directory, is resumed under another
+/// configuration, or would be overwritten although the run starts from it.
+pub fn check(run: &Run, existing: Existing) -> Result<()> {
     let out = &run.out;
-    let refuse = |why: String| Error::RunDirectory { path: out.clone(), why };
-    let io = |what: &'static str| move |e| CoreError::io(what, out, e);
-    let is_empty = !out.exists() || fs::read_dir(out).map_err(io("can't read"))?.next().is_none();
-    let config_path = out.join(CONFIG);
-    if !is_empty {
-        match existing {
-            Existing::Refuse => {
-                return Err(refuse("is not empty: --resume goes on with the run in it, --overwrite starts again".to_owned()));
-            }
-            _ if !config_path.exists() => return Err(refuse(format!("holds files but no {CONFIG}: it is no run directory"))),
-            Existing::Resume => {
-                let differences = run.differences(&Run::read(&config_path)?);
-                if !differences.is_empty() {
-                    return Err(refuse(format!(
-                        "was begun with other values of {}: change them back, or --overwrite",
-                        differences.join(", ")
-                    )));
-                }
-                return Ok(());
-            }
-            Existing::Overwrite => {
-                for file in [
-                    log::FILE,
-                    CONFIG,
-                    "adapter_config.json",
-                    "adapter_model.safetensors",
-                    "card.toml",
-                    "config.json",
-                    "model.safetensors",
-                ] {
-                    remove_if_there(&out.join(file))?;
-                }
-                let checkpoints = out.join("checkpoints");
-                if checkpoints.exists() {
-                    fs::remove_dir_all(&checkpoints).map_err(|e| CoreError::io("can't remove", &checkpoints, e))?;
-                }
-            }
+    let refuse = |why: String| Err(Error::RunDirectory { path: out.clone(), why });
+    if is_empty(out)? {
+        return Ok(());
+    }
+    if existing == Existing::Refuse {
+        return refuse("is not empty: --resume goes on with the run in it, --overwrite starts again".to_owned());
+    }
+    if !out.join(CONFIG).exists() {
+        return refuse(format!("holds files but no {CONFIG}: it is no run directory"));
+    }
+    if existing == Existing::Resume {
+        let differences = run.differences(&Run::read(&out.join(CONFIG))?);
+        if !differences.is_empty() {
+            let keys = differences.join(", ");
+            return refuse(format!("was begun with other values of {keys}: change them back, or --overwrite"));
+        }
+        return Ok(());
+    }
+    let is_out = |source: &PathBuf| matches!((fs::canonicalize(source), fs::canonicalize(out)), (Ok(a), Ok(b)) if a == b);
+    match iter::once(&run.model).chain(&run.lora.continue_from).find(|source| is_out(source)) {
+        Some(source) => refuse(format!("would be overwritten, but the run starts from {}: choose another out", source.display())),
+        None => Ok(()),
+    }
+}
+
+/// Makes `run.out` ready and saves the resolved configuration in it. While the returned handle is open, no other process can
+/// train into the directory.
+///
+/// # Errors
+/// As [`check`], or [`Error::RunDirectory`] if another process is training into it; nothing has been touched then.
+pub fn prepare(run: &Run, existing: Existing) -> Result<File> {
+    let out = &run.out;
+    fs::create_dir_all(out).map_err(|e| CoreError::io("can't make", out, e))?;
+    let held = File::open(out).map_err(|e| CoreError::io("can't open", out, e))?;
+    if let Err(TryLockError::WouldBlock) = held.try_lock() {
+        return Err(Error::RunDirectory { path: out.clone(), why: "another process is training into it".to_owned() });
+    }
+    check(run, existing)?;
+    if existing == Existing::Overwrite {
+        clear(out)?;
+    }
+    // Last, so that a kill on the way here leaves a directory that can be resumed or overwritten.
+    if existing != Existing::Resume || is_empty(out)? {
+        atomic::write_text(&out.join(CONFIG), &run.to_toml())?;
+    }
+    Ok(held)
+}
+
+fn is_empty(out: &Path) -> Result<bool> {
+    if !out.exists() {
+        return Ok(true);
+    }
+    for entry in fs::read_dir(out).map_err(|e| CoreError::io("can't read", out, e))? {
+        let name = entry.map_err(|e| CoreError::io("can't read", out, e))?.file_name();
+        if !atomic::is_leftover(&name) {
+            return Ok(false);
         }
     }
-    fs::create_dir_all(out).map_err(io("can't make"))?;
-    atomic::write_text(&config_path, &run.to_toml())?;
+    Ok(true)
+}
+
+/// Removes what an earlier run wrote, but for the configuration: the new one replaces it.
+fn clear(out: &Path) -> Result<()> {
+    let checkpoints = out.join("checkpoints");
+    if checkpoints.exists() {
+        fs::remove_dir_all(&checkpoints).map_err(|e| CoreError::io("can't remove", &checkpoints, e))?;
+    }
+    for file in [log::FILE, "adapter_config.json", "adapter_model.safetensors", "card.toml", "config.json", "model.safetensors"] {
+        remove_if_there(&out.join(file))?;
+    }
     Ok(())
 }
 
@@ -93,12 +123,16 @@ pub fn recognise(dir: &Path) -> Result<Option<Vec<usize>>> {
 /// # Errors
 /// If the parent folder can't be read.
 pub fn neighbours(out: &Path) -> Result<Vec<PathBuf>> {
-    let Some(parent) = out.parent().filter(|p| p.exists()) else { return Ok(Vec::new()) };
+    let parent = match out.parent() {
+        Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
+        Some(parent) if parent.exists() => parent,
+        _ => return Ok(Vec::new()),
+    };
     let mut found = Vec::new();
     for entry in fs::read_dir(parent).map_err(|e| CoreError::io("can't read", parent, e))? {
         let folder = entry.map_err(|e| CoreError::io("can't read", parent, e))?.path();
         let file = folder.join("adapter_model.safetensors");
-        if folder != out && file.exists() {
+        if folder.file_name() != out.file_name() && file.exists() {
             found.push(file);
         }
     }

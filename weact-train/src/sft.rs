@@ -1,7 +1,8 @@
 //! Supervised training of one adapter (Eq. 5) or of the whole backbone: one trainer, resumable to the bit.
 
 use std::{
-    fs,
+    fs::{self, File},
+    io,
     path::{Path, PathBuf},
     time::Instant,
 };
@@ -14,7 +15,7 @@ use weact_core::{
     adapter::LoraConfig,
     card::{Card, TrainingRecord},
     chat::Chat,
-    io::{checkpoint::Checkpoint, peft, tensors::hex},
+    io::{atomic, checkpoint::Checkpoint, peft, tensors::hex},
     model::Parameter as Weight,
     nll::{self, Targets},
     sample::Sample,
@@ -88,6 +89,7 @@ struct Prepared {
 /// # Errors
 /// As [`train`], before its first update.
 pub fn preview(run: &Run, options: Options, device: &Device) -> Result<Preview> {
+    run_directory::check(run, options.existing)?;
     let prepared = Prepared::new(run, options, device)?;
     let names = prepared.parameters.iter().map(|p| p.name.clone());
     let mut modules: Vec<String> = names.map(|n| n.trim_end_matches(".lora_A").trim_end_matches(".lora_B").to_owned()).collect();
@@ -108,16 +110,20 @@ pub fn train(
     observe: &mut dyn FnMut(&Event),
     interrupted: &dyn Fn() -> bool,
 ) -> Result<Outcome> {
+    run_directory::check(run, options.existing)?;
     let mut prepared = Prepared::new(run, options, device)?;
-    run_directory::prepare(run, options.existing)?;
+    let _held = run_directory::prepare(run, options.existing)?;
     let others = neighbour_digests(&run.out)?;
     let frozen = weights_digest(&prepared.backbone);
 
     let mut position =
         Position { step: 0, updates: 0, data: prepared.data.digest.clone(), base: prepared.base.clone(), state: String::new() };
-    let mut passed_over = Vec::new();
-    if options.existing == Existing::Resume {
-        (position, passed_over) = prepared.restore(run, position, device)?;
+    let (mut saved, mut passed_over) = (None, Vec::new());
+    if options.existing == Existing::Resume
+        && let Some(restored) = prepared.restore(run, &position, device)?
+    {
+        (position, passed_over) = restored;
+        saved = Some(position.step);
     }
     let mut log = Log::open(&run.out, position.step)?;
     let mut report = |log: &mut Log, event: Event| -> Result<()> {
@@ -125,9 +131,10 @@ pub fn train(
         observe(&event);
         Ok(())
     };
-    if position.step > 0 {
+    if saved.is_some() {
         report(&mut log, Event::Resumed { step: position.step, passed_over })?;
-    } else {
+    }
+    if position.step == 0 {
         report(&mut log, Event::Data(prepared.data_event()))?;
         if let Some(validation) = prepared.validate(run, 0)? {
             report(&mut log, Event::Valid(validation))?;
@@ -135,7 +142,9 @@ pub fn train(
     }
     while position.step < prepared.n_steps {
         if interrupted() {
-            checkpoint::write(&run.out, &position, &prepared.parameters, run.train.keep)?;
+            if saved != Some(position.step) {
+                checkpoint::write(&run.out, &position, &prepared.parameters, run.train.keep)?;
+            }
             return Ok(Outcome::Interrupted { step: position.step });
         }
         let step = prepared.step(run, &mut position)?;
@@ -149,6 +158,7 @@ pub fn train(
         }
         if step.is_multiple_of(run.train.save_every) || last {
             checkpoint::write(&run.out, &position, &prepared.parameters, run.train.keep)?;
+            saved = Some(step);
             report(&mut log, Event::Checkpoint { step })?;
         }
     }
@@ -197,10 +207,8 @@ impl Prepared {
         }
     }
 
-    fn restore(&mut self, run: &Run, start: Position, device: &Device) -> Result<(Position, Vec<String>)> {
-        let Some((position, broken)) = checkpoint::restore(&run.out, &mut self.parameters, device)? else {
-            return Ok((start, Vec::new()));
-        };
+    fn restore(&mut self, run: &Run, start: &Position, device: &Device) -> Result<Option<(Position, Vec<String>)>> {
+        let Some((position, broken)) = checkpoint::restore(&run.out, &mut self.parameters, device)? else { return Ok(None) };
         let changed = [("training data", &position.data, &start.data), ("base model", &position.base, &start.base)];
         if let Some((what, then, now)) = changed.into_iter().find(|(_, a, b)| a != b) {
             let why = format!(
@@ -208,7 +216,7 @@ impl Prepared {
             );
             return Err(Error::RunDirectory { path: run.out.clone(), why });
         }
-        Ok((position, broken))
+        Ok(Some((position, broken)))
     }
 
     fn values(&self) -> Vec<Tensor<1>> {
@@ -353,8 +361,10 @@ impl Prepared {
                 run.model.display()
             )));
         }
-        if neighbour_digests(&run.out)? != done.others {
-            return Err(Error::Other("an adapter beside the run directory changed during the run".to_owned()));
+        // Others may appear meanwhile: capabilities can be trained at the same time.
+        let now = neighbour_digests(&run.out)?;
+        if let Some((name, _)) = done.others.iter().find(|other| !now.contains(other)) {
+            return Err(Error::Other(format!("the adapter {name} beside the run directory changed during the run")));
         }
         Ok(())
     }
@@ -437,7 +447,7 @@ fn write_model(from: &Checkpoint, backbone: &Backbone, out: &Path) -> Result<()>
         let source = from.dir.join(file);
         if source.exists() {
             let target = out.join(file);
-            fs::copy(&source, &target).map_err(|e| CoreError::io("can't copy to", &target, e))?;
+            atomic::write(&target, |out| io::copy(&mut File::open(&source)?, out).map(drop))?;
         }
     }
     Ok(())

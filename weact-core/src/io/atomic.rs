@@ -1,6 +1,7 @@
 //! Writes that leave the old file or the new one, never half of either.
 
 use std::{
+    ffi::OsStr,
     fs::{self, File},
     io::{self, BufWriter, Write},
     path::{Path, PathBuf},
@@ -14,6 +15,14 @@ use crate::{Error, Result};
 /// # Errors
 /// If the folder is not writable, the disk is full, or `fill` fails.
 pub fn write(path: &Path, fill: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> Result<()> {
+    write_sized(path, None, fill)
+}
+
+/// As [`write`]; `bytes` is the size that the file will have, for the message about a full disk.
+///
+/// # Errors
+/// As [`write`].
+pub fn write_sized(path: &Path, bytes: Option<u64>, fill: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> Result<()> {
     let temporary = hidden_beside(path, "part");
     let attempt = || -> io::Result<()> {
         let mut out = BufWriter::new(File::create(&temporary)?);
@@ -25,8 +34,20 @@ pub fn write(path: &Path, fill: impl FnOnce(&mut BufWriter<File>) -> io::Result<
     attempt().map_err(|error| {
         // The first error is the one to report; a leftover that can't be removed either is named like a temporary file.
         let _removed = fs::remove_file(&temporary);
-        Error::io("can't write", path, error)
+        Error::io("can't write", path, with_free_space(error, path, bytes))
     })
+}
+
+/// What a full disk's error has to tell beside its name: the bytes that are needed for `path`, where known, and those that are
+/// free. Any other error is passed on as it is.
+pub fn with_free_space(error: io::Error, path: &Path, needed: Option<u64>) -> io::Error {
+    if !matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) {
+        return error;
+    }
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let Ok(disk) = rustix::fs::statvfs(folder) else { return error };
+    let needed = needed.map_or_else(String::new, |bytes| format!("{bytes} bytes are needed, "));
+    io::Error::new(error.kind(), format!("{error}: {needed}{} bytes are free", disk.f_bavail * disk.f_frsize))
 }
 
 /// Writes a whole folder through `fill`, which gets a temporary folder beside `path`; every file in it is synced, then the folder
@@ -39,7 +60,7 @@ pub fn write_folder<E: From<Error>>(
     fill: impl FnOnce(&Path) -> std::result::Result<(), E>,
 ) -> std::result::Result<(), E> {
     let temporary = hidden_beside(path, "part");
-    let io = |error| Error::io("can't write", path, error);
+    let io = |error| Error::io("can't write", path, with_free_space(error, path, None));
     let clear = |folder: &Path| if folder.exists() { fs::remove_dir_all(folder) } else { Ok(()) };
     let retired = hidden_beside(path, "old");
     clear(&temporary).map_err(io)?;
@@ -66,6 +87,11 @@ pub fn write_folder<E: From<Error>>(
     filled
 }
 
+/// Whether a file or folder of this name is what an interrupted write left.
+pub fn is_leftover(name: &OsStr) -> bool {
+    name.to_str().is_some_and(|name| name.starts_with('.') && (name.ends_with(".part") || name.ends_with(".old")))
+}
+
 /// `.NAME.part` beside `path` is an unfinished write, `.NAME.old` what it is about to replace.
 fn hidden_beside(path: &Path, ending: &str) -> PathBuf {
     let name = path.file_name().map_or_else(Default::default, |n| n.to_string_lossy());
@@ -85,7 +111,7 @@ fn sync_folder(folder: Option<&Path>) -> io::Result<()> {
 /// # Errors
 /// As [`write`].
 pub fn write_text(path: &Path, text: &str) -> Result<()> {
-    write(path, |out| out.write_all(text.as_bytes()))
+    write_sized(path, Some(text.len() as u64), |out| out.write_all(text.as_bytes()))
 }
 
 #[cfg(test)]

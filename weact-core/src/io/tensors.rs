@@ -213,7 +213,7 @@ pub fn write(path: &Path, tensors: &[Named<'_>]) -> Result<()> {
     }
     let mut header = serde_json::Value::Object(header).to_string().into_bytes();
     header.resize(header.len().next_multiple_of(8), b' ');
-    atomic::write(path, |out| {
+    atomic::write_sized(path, Some((8 + header.len() + offset) as u64), |out| {
         out.write_all(&(header.len() as u64).to_le_bytes())?;
         out.write_all(&header)?;
         for (_, _, values) in &sorted {

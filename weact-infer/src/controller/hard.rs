@@ -58,36 +58,37 @@ const ANSWER_NOW: &str = "Give the final answer now.";
 /// If a stage's adapter is not registered, generation fails or is interrupted, or the record can't be written.
 pub fn run(mut run: Run<'_>, rules: &Hard) -> Result<Finished> {
     let mut ended = Vec::new();
-    let mut written = None;
+    let mut answer = None;
     for (i, rule) in rules.workflow.iter().enumerate() {
         if run.is_spent() {
             break;
         }
-        let (cause, last) = stage(&mut run, rule)?;
+        let (cause, written) = stage(&mut run, rule)?;
         ended.push((rule.capability.clone(), cause));
         if i + 1 == rules.workflow.len() {
-            written = last.as_deref().and_then(answer_in);
+            answer = written;
         }
     }
-    if let Some(answer) = written {
-        return run.finish(Some(answer), "answered", ended);
+    if answer.is_some() {
+        return run.finish(answer, "answered", ended);
     }
     fallback(run, rules, ended)
 }
 
-/// One stage, from its load exchange to its release. Returns why it ended and its last visible text.
+/// One stage, from its load exchange to its release. Returns why it ended, and the answer in what it wrote: the last one that is
+/// marked as such, or else the last text.
 fn stage(run: &mut Run<'_>, rule: &StageRule) -> Result<(Cause, Option<String>)> {
     run.load(&rule.capability)?;
     let (mut without_call, mut turns) = (0, 0);
-    let mut last = None;
+    let (mut marked, mut last) = (None, None);
     let cause = loop {
         let before = run.n_turns();
-        let report = run.turn()?;
+        let TurnReport { content, n_executed, n_calls, exited, repeats } = run.turn()?;
         turns += 1;
-        let TurnReport { content, n_executed, n_calls, exited, repeats } = report;
-        last = Some(content).filter(|c| !c.trim().is_empty()).or(last);
+        marked = marked_answer(&content).or(marked);
+        last = answer_in(&content).or(last);
         if exited {
-            return Ok((Cause::ExitCall, last));
+            return Ok((Cause::ExitCall, marked.or(last)));
         }
         without_call = if n_calls == 0 { without_call + 1 } else { 0 };
         let context_is_full = run.n_turns() == before;
@@ -105,7 +106,7 @@ fn stage(run: &mut Run<'_>, rule: &StageRule) -> Result<(Cause, Option<String>)>
         }
     };
     run.release(cause)?;
-    Ok((cause, last))
+    Ok((cause, marked.or(last)))
 }
 
 fn fallback(mut run: Run<'_>, rules: &Hard, mut ended: Vec<(Capability, Cause)>) -> Result<Finished> {
@@ -113,10 +114,10 @@ fn fallback(mut run: Run<'_>, rules: &Hard, mut ended: Vec<(Capability, Cause)>)
     let unreached = writer.filter(|w| ended.iter().all(|(k, _)| *k != w.capability));
     if let (Some(writer), false) = (unreached, run.is_out_of_time()) {
         run.notice("fallback", format!("{} was not reached; it gets one turn", writer.capability))?;
-        let (cause, last) = stage(&mut run, &StageRule { max_turns: 1, ..writer.clone() })?;
+        let (cause, answer) = stage(&mut run, &StageRule { max_turns: 1, ..writer.clone() })?;
         ended.push((writer.capability.clone(), cause));
-        if let Some(answer) = last.as_deref().and_then(answer_in) {
-            return run.finish(Some(answer), "fallback_write", ended);
+        if answer.is_some() {
+            return run.finish(answer, "fallback_write", ended);
         }
     }
     if !run.is_out_of_time() {

@@ -90,7 +90,7 @@ impl ToolSet {
     /// arguments that the schema does not know are left out.
     pub fn call(&self, call: &ToolCall) -> ToolOutput {
         let Some(tool) = self.0.iter().find(|tool| tool.name() == call.name) else {
-            return ToolOutput::failed(format!("there is no tool {:?}; the tools are {}", call.name, self.names().join(", ")));
+            return unknown(&call.name, &self.names());
         };
         let parameters = &tool.schema()["function"]["parameters"];
         match fit_object(&call.arguments, parameters) {
@@ -98,6 +98,11 @@ impl ToolSet {
             Err(why) => ToolOutput::failed(format!("{}: {why}; expected {}", call.name, expected(parameters))),
         }
     }
+}
+
+/// The answer to a call of a tool that is none of `known`.
+pub(crate) fn unknown(name: &str, known: &[&str]) -> ToolOutput {
+    ToolOutput::failed(format!("there is no tool {name:?}; the tools are {}", known.join(", ")))
 }
 
 /// Opens the tools that a command line names: `corpus:FILE`, several with commas between them.
