@@ -10,7 +10,6 @@
 
 use std::{
     collections::BTreeMap,
-    fs,
     path::{Path, PathBuf},
     process::ExitCode,
     sync::Arc,
@@ -196,15 +195,22 @@ fn show(method: &str, question: &Question, finished: &Finished, right: bool) {
                 let route = m.route.as_deref().map_or("harness", |r| r.split('@').next().unwrap_or(r));
                 let calls: Vec<String> =
                     m.message.tool_calls.iter().map(|c| format!("{}{}", c.name, serde_json::json!(c.arguments))).collect();
-                println!("     {route:<8} {} {}", m.message.content.trim(), calls.join(" "));
+                println!("     {route:<8} {}", short(&format!("{} {}", m.message.content, calls.join(" "))));
             }
             Event::Message(m) if m.message.role == Role::Tool && m.message.name.as_deref() == Some("search") => {
-                println!("     {:<8} {}", "", m.message.content.lines().next().unwrap_or_default());
+                println!("     {:<8} {}", "", short(m.message.content.lines().next().unwrap_or_default()));
             }
             _ => {}
         }
     }
     let stages: Vec<String> =
         finished.outcome.stages.iter().map(|(k, cause): &(Capability, _)| format!("{k} {cause:?}")).collect();
-    println!("     {}; answer {:?}, {}\n", stages.join(", "), finished.outcome.answer, if right { "right" } else { "wrong" });
+    let answer = finished.outcome.answer.as_deref().unwrap_or_default();
+    println!("     {}; answer {:?}, {}\n", stages.join(", "), short(answer), if right { "right" } else { "wrong" });
+}
+
+/// On one line and not too long.
+fn short(text: &str) -> String {
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    words.chars().take(90).collect()
 }

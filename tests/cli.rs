@@ -274,7 +274,7 @@ fn inspect_names_what_is_missing() {
     );
 }
 
-/// The messages of a woven search stage: 3.01's rows.
+/// The messages of a woven search stage.
 fn trajectory(id: &str, labelled: bool) -> Value {
     let call = |name: &str| json!([{"type": "function", "function": {"name": name, "arguments": {"adapter": "search"}}}]);
     let spans = if labelled { json!([{"capability": "search", "start": 3, "end": 5, "exit": "call"}]) } else { json!([]) };

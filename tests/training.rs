@@ -123,11 +123,12 @@ fn start(mut command: Command) -> Child {
     command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the binary runs")
 }
 
-/// Waits until the run's log has so many lines.
-fn wait_for_lines(run: &Path, n: usize) {
+/// Waits until the run's log has `n` lines with this text.
+fn wait_for(run: &Path, text: &str, n: usize) {
     let begun = Instant::now();
-    while fs::read_to_string(run.join("log.jsonl")).map_or(0, |log| log.lines().count()) < n {
-        assert!(begun.elapsed() < Duration::from_secs(120), "{} never had {n} lines", run.join("log.jsonl").display());
+    let log = || fs::read_to_string(run.join("log.jsonl")).unwrap_or_default();
+    while log().lines().filter(|line| line.contains(text)).count() < n {
+        assert!(begun.elapsed() < Duration::from_secs(120), "{} has not {n} lines with {text}: {}", run.display(), log());
         thread::sleep(Duration::from_millis(1));
     }
 }
@@ -222,6 +223,8 @@ fn killed_at_random_moments_and_resumed_gives_the_same_bytes() {
             let name = format!("{unbroken}-{save_every}");
             configure(&folder, &name, &format!("{keys}{steps}train.save_every = {save_every}\n"));
             let (run, mut kills) = (folder.path().join(&name), 0);
+            fs::create_dir(&run).expect("a new folder");
+            fs::write(run.join(".config.toml.part"), "kin").expect("a writable folder"); // killed before there was anything
             loop {
                 let mut child = start(command(&folder, &format!("train {name}.toml --resume")));
                 if kills < n_kills {
@@ -231,10 +234,6 @@ fn killed_at_random_moments_and_resumed_gives_the_same_bytes() {
                 let status = child.wait().expect("it ends");
                 if status.signal() == Some(9) {
                     kills += 1;
-                    eprintln!(
-                        "{name} {duration:?} {}",
-                        fs::read_to_string(run.join("log.jsonl")).map_or(0, |l| l.lines().count())
-                    );
                     continue;
                 }
                 assert!(status.success(), "{name} after {kills} kills: {status}");
@@ -252,17 +251,20 @@ fn killed_at_random_moments_and_resumed_gives_the_same_bytes() {
 fn ctrl_c_saves_and_says_how_to_go_on() {
     let folder = scene();
     for name in ["whole", "it's"] {
-        configure(&folder, name, "train.steps = 60\ntrain.save_every = 25\n");
+        configure(&folder, name, "train.steps = 120\ntrain.save_every = 50\n");
     }
     train(&folder, "whole.toml --seed 3");
     let (run, stderr) = (folder.path().join("it's"), folder.path().join("stderr"));
     let mut next = command(&folder, "train it's.toml --seed 3");
-    for (signal, n_lines) in [("-INT", 5), ("-TERM", 20)] {
+    for (signal, event, n) in [("-INT", "loss", 5), ("-TERM", "resumed", 1)] {
         next.stdout(Stdio::null()).stderr(File::create(&stderr).expect("a file"));
         let mut child = next.spawn().expect("it runs");
-        wait_for_lines(&run, n_lines);
+        wait_for(&run, event, n);
         assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().expect("kill runs").success());
         assert_eq!(child.wait().expect("it ends").code(), Some(130));
+        // A second Ctrl-C, while this checkpoint was being written, would have left:
+        fs::create_dir_all(run.join("checkpoints/.step-00000007.part")).expect("a writable folder");
+        fs::write(run.join("checkpoints/.step-00000007.part/state.safetensors"), "half").expect("a writable folder");
         let said = fs::read_to_string(&stderr).expect("text");
         let (_, line) = said.trim_end().rsplit_once("Go on with: ").expect("the command to go on with");
         assert!(line.contains("--seed 3") && line.matches("--resume").count() == 1, "{line}");
@@ -309,7 +311,6 @@ fn a_full_disk_leaves_the_last_good_checkpoint() {
     };
     let needed = format!("{bytes} bytes are needed");
     let said = refused(&folder, "plan.toml", 1, &["can't write disk/plan/checkpoints/", "No space left", &needed]);
-    eprintln!("{said}");
     let error = said.lines().last().expect("a line");
     let free = error.rsplit_once(", ").and_then(|(_, end)| end.strip_suffix(" bytes are free")).expect("free bytes");
     assert!((1..bytes).contains(&free.parse().expect("a number")), "{error}");
@@ -361,6 +362,13 @@ fn training_search_leaves_plan_bitwise_unchanged() {
     let [plan, search] = ["plan", "search"].map(|name| peft::read(&folder.path().join(name)).expect("an adapter"));
     assert_eq!(end.digest, search.digest());
     assert_ne!(plan.digest(), search.digest());
+
+    configure(&folder, "write", "capability = \"write\"\ntrain.steps = 100\n");
+    let mut write = start(command(&folder, "train write.toml"));
+    wait_for(&folder.path().join("write"), "loss", 2);
+    configure(&folder, "meanwhile", "");
+    train(&folder, "meanwhile.toml");
+    assert!(write.wait().expect("it ends").success(), "another adapter that appears meanwhile is no fault");
 }
 
 #[test]
@@ -395,7 +403,7 @@ fn two_processes_cannot_train_into_one_directory() {
     let folder = scene();
     configure(&folder, "plan", "train.steps = 100000\n");
     let mut first = start(command(&folder, "train plan.toml"));
-    wait_for_lines(&folder.path().join("plan"), 2);
+    wait_for(&folder.path().join("plan"), "loss", 2);
     for line in ["plan.toml --resume", "plan.toml --overwrite"] {
         refused(&folder, line, 2, &["plan: another process is training into it"]);
     }
@@ -526,7 +534,7 @@ fn b_is_trained_from_step_one_and_frozen_weights_have_no_gradient() {
     assert_eq!(n_tracked, 0);
 }
 
-/// Also, 1,000 batches of other lengths need no more memory than 300.
+/// Also, 900 batches of two lengths need no more memory than 300.
 #[test]
 fn logs_without_a_terminal_are_plain_and_short() {
     let folder = scene();
@@ -541,14 +549,14 @@ fn logs_without_a_terminal_are_plain_and_short() {
         let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
         line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok())
     };
-    wait_for_lines(&folder.path().join("plan"), 300);
+    wait_for(&folder.path().join("plan"), "loss", 300);
     let early = memory();
-    wait_for_lines(&folder.path().join("plan"), 980);
+    wait_for(&folder.path().join("plan"), "loss", 900);
     let late = memory();
-    println!("{early:?} {late:?}");
     assert!(child.wait().expect("it ends").success());
     if let (Some(early), Some(late)) = (early, late) {
-        assert!(late as f64 <= 1.05 * early as f64, "{early} kB after 300 batches, {late} kB after 980");
+        // A mebibyte of the allocator's own is 20 % here. Keeping one gradient of each batch would take ten.
+        assert!(late <= early + 1024, "{early} kB after 300 batches, {late} kB after 900");
     }
     let log = fs::read_to_string(path).expect("text");
     assert!(!log.contains(['\r', '\x1b']), "{log:?}");

@@ -61,7 +61,8 @@ pub(super) fn run(args: &Args, common: &Common) -> anyhow::Result<ExitCode> {
     let say = common.say;
     if args.dry_run {
         let preview = sft::preview(&run, options, &device)?;
-        let text = format!("{}\nmodules: {}\nnothing was written", data_text(&preview.data), preview.modules.join(" "));
+        let (n, modules) = (preview.modules.len(), preview.modules.join(" "));
+        let text = format!("{}\n{n} modules: {modules}\nnothing was written", data_text(&preview.data));
         say.result(&text, &serde_json::to_value(&preview)?)?;
         return Ok(ExitCode::SUCCESS);
     }

@@ -66,7 +66,7 @@ pub enum Author {
     User,
     /// The policy, token by token.
     Model,
-    /// The harness, in the policy's name: load and release exchanges that it prescribes.
+    /// The harness: the system message, and in the policy's name the load and release exchanges that it prescribes.
     Harness,
     /// A tool.
     Tool,
@@ -133,7 +133,7 @@ pub struct Notice {
 /// A part of the run's time, in nanoseconds since it began.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Interval {
-    /// What was being done: `model:ROUTE`, `rebuild:ROUTE`, `tool`, `control`, `extraction`, `orchestration`.
+    /// What was being done: `model:ROUTE`, `rebuild:ROUTE`, `tool`, `control`, `orchestration`.
     pub category: String,
     /// Start.
     pub start_ns: u64,
@@ -146,7 +146,7 @@ pub struct Interval {
 pub struct Outcome {
     /// The extracted answer.
     pub answer: Option<String>,
-    /// Why it ended: `answered`, `fallback_write`, `fallback_base`, `fallback_intermediate`, `no_answer`, `context`.
+    /// Why it ended: `answered`, `fallback_write`, `fallback_base`, `fallback_intermediate`, `no_answer`.
     pub termination: String,
     /// How each stage ended, in order.
     pub stages: Vec<(Capability, Cause)>,

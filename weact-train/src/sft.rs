@@ -34,6 +34,10 @@ use crate::{
     trainable::{Trainable, values_of},
 };
 
+/// Micro-batches of an update where the configuration does not say: independent of the machine, so that its cores don't change the
+/// result.
+const MICRO_BATCHES: usize = 4;
+
 /// How to run it.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
@@ -231,7 +235,7 @@ impl Prepared {
         let lengths: Vec<usize> = self.data.samples.iter().map(|s| s.ids.len()).collect();
         let indices = batch::of_step(&lengths, t.batch_rows, t.seed, step);
         let batch: Vec<&Sample> = indices.iter().map(|i| &self.data.samples[*i]).collect();
-        let micro_rows = t.micro_rows.unwrap_or_else(|| t.batch_rows.div_ceil(rayon_threads()));
+        let micro_rows = t.micro_rows.unwrap_or_else(|| t.batch_rows.div_ceil(MICRO_BATCHES));
         let lr = learning_rate(t, step, self.n_steps);
         let tokens: usize = batch.iter().map(|s| s.ids.len()).sum();
         let computed: usize = batch.chunks(micro_rows).map(|m| m.len() * m.iter().map(|s| s.ids.len()).max().unwrap_or(0)).sum();
@@ -406,10 +410,6 @@ pub fn dtype(name: &str) -> Result<DType> {
         "f16" => Ok(DType::F16),
         other => Err(Error::Other(format!("dtype {other:?} is none of f32, bf16, f16"))),
     }
-}
-
-fn rayon_threads() -> usize {
-    rayon::current_num_threads().max(1)
 }
 
 /// SHA-256 over every weight in memory.
