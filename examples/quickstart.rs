@@ -182,9 +182,9 @@ fn answer(parts: Parts<'_>, question: &Question) -> Result<Finished> {
 
 /// The last text that the policy wrote.
 fn report(finished: &Finished) -> String {
-    let messages = finished.recorder.events().iter().filter_map(|e| if let Event::Message(m) = e { Some(m) } else { None });
-    let by_model = messages.filter(|m| m.author == Author::Model && !m.message.content.is_empty());
-    by_model.last().map(|m| m.message.content.clone()).unwrap_or_default()
+    let messages = finished.recorder.events().iter().rev().filter_map(|e| if let Event::Message(m) = e { Some(m) } else { None });
+    let mut by_model = messages.filter(|m| m.author == Author::Model && !m.message.content.is_empty());
+    by_model.next().map(|m| m.message.content.clone()).unwrap_or_default()
 }
 
 fn show(method: &str, question: &Question, finished: &Finished, right: bool) {

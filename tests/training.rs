@@ -1,5 +1,6 @@
 //! Training as its user meets it: `weact train` on a tiny model, killed, interrupted, out of disk, wrongly configured; and what
 //! the adapter and the model have learned in the end.
+#![expect(clippy::print_stdout, reason = "a skipped test says so")]
 
 mod common;
 
@@ -191,7 +192,7 @@ fn check_same(run: &Path, unbroken: &Path) {
         assert!(fs::read(a).expect("a file") == fs::read(b).expect("a file"), "{} and {} differ", a.display(), b.display());
     }
     assert_eq!(batches(run), batches(unbroken));
-    assert_eq!(half_written(run), [PathBuf::new(); 0]);
+    assert!(half_written(run).is_empty());
 }
 
 fn backbone(model: &Path) -> Backbone {

@@ -16,7 +16,7 @@ use weact::{
     train::log::{Event as Logged, Log},
 };
 
-const N_QUESTIONS: usize = 6;
+const N_QUESTIONS: usize = 24;
 
 #[test]
 fn lines_of_jsonl_become_graded_answers() {
@@ -55,7 +55,11 @@ fn lines_of_jsonl_become_graded_answers() {
     for question in &questions {
         let recorder = Recorder::append_to(&file, question.id.clone()).expect("a writable file");
         let episode = toy.answer(question, recorder);
-        // A graded answer.
+        println!(
+            "{:?} {}",
+            episode.outcome.stages.iter().map(|s| s.1).collect::<Vec<_>>(),
+            toy.world.grade(question, &report(&episode)).right
+        );
         n_right += usize::from(toy.world.grade(question, &report(&episode)).right);
         finished.push(episode);
     }

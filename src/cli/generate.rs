@@ -72,7 +72,8 @@ enum Conversation {
 
 /// Prints the new text, or the new ids where there is no tokenizer.
 pub(super) fn run(args: &Args, common: &Common) -> anyhow::Result<ExitCode> {
-    let sampling = Sampling { temperature: args.temperature, top_k: args.top_k, top_p: args.top_p, seed: common.seed.unwrap_or(0) };
+    let sampling =
+        Sampling { temperature: args.temperature, top_k: args.top_k, top_p: args.top_p, seed: common.seed.unwrap_or(0) };
     let mut sampler = Sampler::new(sampling).map_err(|e| Usage(e.to_string()))?;
     let (_, device) = common.device.open()?;
     let checkpoint = args.model.open()?;

@@ -36,7 +36,7 @@ use super::{
 
 /// Lets an agent answer a question
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(super) struct Args {
     /// The question
     question: String,
     #[command(flatten)]
@@ -122,7 +122,7 @@ impl std::str::FromStr for StageTurns {
 }
 
 /// Runs it.
-pub fn run(args: &Args, common: &Common) -> anyhow::Result<ExitCode> {
+pub(super) fn run(args: &Args, common: &Common) -> anyhow::Result<ExitCode> {
     let say = common.say;
     let tools = tools::open(&args.tools)?;
     let checkpoint = args.model.open()?;

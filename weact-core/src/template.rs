@@ -161,6 +161,7 @@ fn without_generation_tags(source: &str) -> String {
 }
 
 /// transformers' `tojson`: `json.dumps(value, ensure_ascii=False)`, with its `indent`.
+#[expect(clippy::needless_pass_by_value, reason = "the signature that the engine calls")]
 fn to_json(value: &Jinja, options: Kwargs) -> std::result::Result<Jinja, minijinja::Error> {
     let indent: Option<usize> = options.get("indent")?;
     let sort: Option<bool> = options.get("sort_keys")?;

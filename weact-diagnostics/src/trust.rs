@@ -104,7 +104,7 @@ fn transposed_product_gradient(device: &Device, ops: &dyn Operators) -> Finding 
         let (a, b, w) = (numbers.quarters(k * m), numbers.quarters(k * n), numbers.quarters(m * n));
         let (leaf_a, leaf_b) = (leaf(&a, [k, m], device), leaf(&b, [k, n], device));
         let output = ops.matmul_transposed(leaf_a.clone(), leaf_b.clone());
-        let got = gradients(output, &w, &[&leaf_a, &leaf_b])?;
+        let got = gradients(&output, &w, &[&leaf_a, &leaf_b])?;
         let shape = format!("m {m}, k {k}, n {n}");
         agree(&format!("{shape}, left"), &got[0], &product(&b, &transposed(&w, [m, n]), [k, n, m]), EXACT)?;
         agree(&format!("{shape}, right"), &got[1], &product(&a, &w, [k, m, n]), EXACT)?;
@@ -136,7 +136,7 @@ fn thin_products(device: &Device, ops: &dyn Operators) -> Finding {
         let output = ops.add(ops.matmul(input, weight), delta.mul_scalar(2.0));
         let shape = format!("seq {seq}, rank {rank}");
         agree(&shape, &read(output.clone()), &expected(&a, &b), EXACT)?;
-        let got = gradients(output, &weights, &[&leaf_a, &leaf_b])?;
+        let got = gradients(&output, &weights, &[&leaf_a, &leaf_b])?;
         agree(&format!("{shape}, gradient of A"), &got[0], &differences(|a| dot(&weights, &expected(a, &b)), &a), ROUNDED)?;
         agree(&format!("{shape}, gradient of B"), &got[1], &differences(|b| dot(&weights, &expected(&a, b)), &b), ROUNDED)?;
     }
@@ -186,7 +186,7 @@ fn masked_loss(device: &Device, ops: &dyn Operators) -> Finding {
         let chosen = ops.gather(ops.log_softmax(x.clone()), integers(&targets, [batch, seq, 1], &x.device()));
         let shape = format!("batch {batch}, seq {seq}");
         agree(&shape, &[dot(&mask, &read(chosen.clone()))], &[expected(&logits)], ROUNDED)?;
-        let got = gradients(chosen, &mask, &[&x])?;
+        let got = gradients(&chosen, &mask, &[&x])?;
         agree(&format!("{shape}, gradient"), &got[0], &differences(expected, &logits), ROUNDED)?;
     }
     Ok("batch 1 to 3, seq 1 to 5, with gradients".to_owned())
@@ -213,8 +213,8 @@ fn repeated_lookup(device: &Device, ops: &dyn Operators) -> Finding {
         let shape = format!("batch {batch}, seq {seq}");
         agree(&format!("embedding, {shape}"), &read(embedded.clone()), &rows, EXACT)?;
         agree(&format!("select, {shape}"), &read(selected.clone()), &rows, EXACT)?;
-        agree(&format!("gradient of embedding, {shape}"), &gradients(embedded, &weights, &[&x])?[0], &collected, EXACT)?;
-        agree(&format!("gradient of select, {shape}"), &gradients(selected, &weights, &[&x])?[0], &collected, EXACT)?;
+        agree(&format!("gradient of embedding, {shape}"), &gradients(&embedded, &weights, &[&x])?[0], &collected, EXACT)?;
+        agree(&format!("gradient of select, {shape}"), &gradients(&selected, &weights, &[&x])?[0], &collected, EXACT)?;
     }
     Ok("embedding and select, batch 1 to 3, seq 1 to 5, with gradients".to_owned())
 }
@@ -241,7 +241,7 @@ fn frozen_concatenation(device: &Device, ops: &dyn Operators) -> Finding {
         let (first, second) = (leaf(&parts[1], shape, device), leaf(&parts[3], shape, device));
         let output = ops.cat(vec![frozen(0), first.clone(), frozen(2), second.clone()], dim);
         agree(&format!("dimension {dim}"), &read(output.clone()), &expected(&parts), EXACT)?;
-        let got = gradients(output, &weights, &[&first, &second])?;
+        let got = gradients(&output, &weights, &[&first, &second])?;
         agree(&format!("gradient of the first, dimension {dim}"), &got[0], &gradient_of(1), ROUNDED)?;
         agree(&format!("gradient of the second, dimension {dim}"), &got[1], &gradient_of(3), ROUNDED)?;
     }
@@ -256,7 +256,7 @@ fn slice_assignment(device: &Device, ops: &dyn Operators) -> Finding {
     let (leaf_x, leaf_values) = (leaf(&x, [5, 3], device), leaf(&values, [2, 3], device));
     let output = ops.slice_assign(leaf_x.clone(), 1..3, leaf_values.clone());
     agree("values", &read(output.clone()), &replace(&x, &values), EXACT)?;
-    let got = gradients(output, &weights, &[&leaf_x, &leaf_values])?;
+    let got = gradients(&output, &weights, &[&leaf_x, &leaf_values])?;
     agree("gradient of the whole", &got[0], &replace(&weights, &[0.0; 6]), EXACT)?;
     agree("gradient of the part", &got[1], &weights[3..9], EXACT)?;
     Ok("two rows of five, with gradients".to_owned())
@@ -277,7 +277,7 @@ fn causal_mask(device: &Device, ops: &dyn Operators) -> Finding {
         agree(&format!("seq {seq}"), &got, &expected(&scores), ROUNDED)?;
         let hidden = (0..seq * seq).filter(|i| i % seq > i / seq).map(|i| got[i]).collect::<Vec<_>>();
         agree(&format!("seq {seq}, hidden"), &hidden, &vec![0.0; hidden.len()], EXACT)?;
-        let gradient = &gradients(output, &weights, &[&x])?[0];
+        let gradient = &gradients(&output, &weights, &[&x])?[0];
         agree(&format!("seq {seq}, gradient"), gradient, &differences(|s| dot(&weights, &expected(s)), &scores), ROUNDED)?;
     }
     Ok("seq 1 to 6, with gradients".to_owned())

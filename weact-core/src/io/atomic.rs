@@ -18,10 +18,10 @@ pub fn write(path: &Path, fill: impl FnOnce(&mut BufWriter<File>) -> io::Result<
     write_sized(path, None, fill)
 }
 
-/// As [`write`]; `bytes` is the size that the file will have, for the message about a full disk.
+/// As [`write()`]; `bytes` is the size that the file will have, for the message about a full disk.
 ///
 /// # Errors
-/// As [`write`].
+/// As [`write()`].
 pub fn write_sized(path: &Path, bytes: Option<u64>, fill: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> Result<()> {
     let temporary = hidden_beside(path, "part");
     let attempt = || -> io::Result<()> {
@@ -54,7 +54,7 @@ pub fn with_free_space(error: io::Error, path: &Path, needed: Option<u64>) -> io
 /// takes `path`'s place. An existing `path` is replaced; until the new one stands, the old one is kept as `.NAME.old`.
 ///
 /// # Errors
-/// As [`write`]; `fill`'s own error is passed on.
+/// As [`write()`]; `fill`'s own error is passed on.
 pub fn write_folder<E: From<Error>>(
     path: &Path,
     fill: impl FnOnce(&Path) -> std::result::Result<(), E>,
@@ -109,7 +109,7 @@ fn sync_folder(folder: Option<&Path>) -> io::Result<()> {
 /// Writes text atomically.
 ///
 /// # Errors
-/// As [`write`].
+/// As [`write()`].
 pub fn write_text(path: &Path, text: &str) -> Result<()> {
     write_sized(path, Some(text.len() as u64), |out| out.write_all(text.as_bytes()))
 }

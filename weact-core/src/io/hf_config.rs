@@ -143,7 +143,7 @@ pub fn read(dir: &Path) -> Result<Config> {
     let mlp_bias = if family == Family::Llama { r.flag("mlp_bias", false)? } else { false };
     refuse_sliding_window(&mut r, family)?;
     let rope = rope(&mut r, max_positions)?;
-    refuse_the_rest(r)?;
+    refuse_the_rest(&r)?;
     Ok(Config {
         family,
         vocab_size,
@@ -259,7 +259,7 @@ fn yarn(r: &mut Reader<'_>, max_positions: usize) -> Result<Scaling> {
     })
 }
 
-fn refuse_the_rest(r: Reader<'_>) -> Result<()> {
+fn refuse_the_rest(r: &Reader<'_>) -> Result<()> {
     let unknown =
         r.map.iter().find(|(key, value)| !value.is_null() && !IGNORED.contains(&key.as_str()) && !is_neutral(key, value));
     match unknown {

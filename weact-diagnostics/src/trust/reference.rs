@@ -49,7 +49,7 @@ pub(super) fn read<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
 
 /// Gradients of `sum(weights * output)` with respect to `leaves`, by the backend's backward pass.
 pub(super) fn gradients<const D: usize, const L: usize>(
-    output: Tensor<D>,
+    output: &Tensor<D>,
     weights: &[f64],
     leaves: &[&Tensor<L>],
 ) -> Result<Vec<Vec<f64>>, String> {

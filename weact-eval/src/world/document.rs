@@ -81,7 +81,7 @@ mod tests {
     fn a_document_depends_on_seed_and_index_alone() {
         assert_eq!(document(3, 7, &[]), document(3, 7, &[]));
         let some: Vec<Trajectory> = (0..50).flat_map(|i| [document(3, i, &[]), document(4, i, &[])]).collect();
-        assert_eq!(some.iter().map(|t| text(t)).collect::<BTreeSet<_>>().len(), 100);
+        assert_eq!(some.iter().map(text).collect::<BTreeSet<_>>().len(), 100);
     }
 
     /// In words or in codes, a document keeps to one dialect: what the plan calls a relation, query, key and citation do.
