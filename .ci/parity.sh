@@ -31,6 +31,7 @@ alpha = 8
 steps = 2
 batch_rows = 1
 max_length = 2048
+max_lost = 0.1
 lr = 0.01
 seed = 1
 dtype = "f32"

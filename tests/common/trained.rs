@@ -96,7 +96,7 @@ pub(crate) fn train(stage: &Stage, data: &Path, adapters: &Path) -> Done {
         capabilities: Vec::new(),
         out: adapters.join(stage.alias.as_str()),
         lora: config::Lora { rank: 8, alpha: 16.0, ..Default::default() },
-        train: config::Train { steps: Some(90), batch_rows: 8, max_length: 512, lr: 5e-3, warmup: 10.0, ..Default::default() },
+        train: config::Train { steps: Some(80), batch_rows: 8, max_length: 512, lr: 5e-3, warmup: 10.0, ..Default::default() },
         context: Default::default(),
         valid: None,
     };
