@@ -74,9 +74,9 @@ fn lines_of_jsonl_become_graded_answers() {
 
 /// The last text that the policy wrote.
 fn report(finished: &Finished) -> String {
-    let by_model = finished.recorder.events().iter().filter_map(|event| match event {
+    let mut by_model = finished.recorder.events().iter().rev().filter_map(|event| match event {
         Event::Message(m) if m.author == Author::Model && !m.message.content.is_empty() => Some(&m.message.content),
         _ => None,
     });
-    by_model.last().cloned().unwrap_or_default()
+    by_model.next().cloned().unwrap_or_default()
 }

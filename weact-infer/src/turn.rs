@@ -141,7 +141,8 @@ mod tests {
         let comma = CALL.replace("]}}", "],}}");
         let open = CALL.replace("}}\n</tool_call>", "");
         let end = "<|im_end|>";
-        let table: &[(String, Finish, &str, &[&str], &[&str])] = &[
+        type Row = (String, Finish, &'static str, &'static [&'static str], &'static [&'static str]);
+        let table: &[Row] = &[
             (format!("step{end}"), Finish::Stop, "step", &[], &[]),
             ("step".to_owned(), Finish::Length, "step", &[], &[]),
             (format!("step\n{CALL}{end}"), Finish::Stop, "step", &["search"], &[]),
