@@ -71,20 +71,13 @@ fn main() -> Result<()> {
             let values: Vec<_> = parameters.iter().map(|p| p.value.clone()).collect();
             let policy = trainable.policy(&backbone, &values);
             let right = share_all_right(&chat, &tools, &policy)?;
-            write(out, &policy.backbone)?;
+            checkpoint::write_like(out, out, &policy.backbone)?;
             let seconds = begun.elapsed().as_secs_f64();
             println!("step {step}, {n_tokens} tokens, loss {:.3}, all right {right:.3}, {seconds:.0} s", result.loss);
         }
     }
     println!("digest {}", Checkpoint::open(out, false)?.digest());
     Ok(())
-}
-
-/// Writes the weights; `config.json` stays as the world makes it.
-fn write(out: &Path, backbone: &Backbone) -> Result<()> {
-    let config = fs::read_to_string(out.join("config.json"))?;
-    checkpoint::write(out, backbone)?;
-    Ok(fs::write(out.join("config.json"), config)?)
 }
 
 /// Embedding and matrices uniform with standard deviation 0.05, norms one.

@@ -348,7 +348,7 @@ fn each_of_exit_budget_no_tool_repetition_and_fallback_is_reached_with_its_reaso
             vec![plan.clone(), read.clone(), answered.clone()],
             |settings, _| settings.retention.keep_tool_result = 2,
             "plan ExitCall, search Budget, write ExitCall; answered; Orun",
-            &["omitted_results", "context_full", "omitted_results"],
+            &["left_out", "context_full", "left_out"],
         ),
         (
             vec![plan, read, found, answered],
@@ -622,10 +622,7 @@ fn what_the_parser_forgives_or_refuses_is_in_the_record() {
     let finished = hard::run(scene.begin("hard", settings(), recorder(), Script(ids)), &Hard::default()).expect("a run");
     assert_eq!(summary(&finished), "plan NoTool, search ExitCall, write ExitCall; fallback_base; Orun");
     let events = finished.recorder.events();
-    assert_eq!(
-        notices(events),
-        ["call_in_thinking", "repaired_call", "invented_result", "omitted_results", "fallback", "omitted_results"]
-    );
+    assert_eq!(notices(events), ["call_in_thinking", "repaired_call", "invented_result", "left_out", "fallback", "left_out"]);
     let results: Vec<&str> = messages(events)
         .filter(|m| m.message.role == Role::Tool && m.message.name.as_deref() == Some("search"))
         .map(|m| m.message.content.as_str())

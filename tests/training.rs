@@ -339,7 +339,10 @@ fn a_broken_checkpoint_is_passed_over_and_the_learning_rate_goes_on() {
     let resumed = train(&folder, "plan.toml --resume");
     assert!(resumed.stderr.contains("is broken and passed over"), "{}", resumed.stderr);
     let events = Log::read(&run).expect("a log");
-    assert!(events.iter().any(|e| matches!(e, Event::Resumed { step: 10, passed_over } if passed_over.len() == 1)), "{events:?}");
+    assert!(
+        events.iter().any(|e| matches!(e, Event::Resumed { step: 10, passed_over, .. } if passed_over.len() == 1)),
+        "{events:?}"
+    );
     let settings = Run::read(&folder.path().join("plan.toml")).expect("a run").train;
     let rates: Vec<f64> = batches(&run).iter().map(|step| step.lr).collect();
     assert_eq!(rates, (1..=20).map(|step| learning_rate(&settings, step, 20)).collect::<Vec<_>>());

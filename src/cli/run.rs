@@ -124,13 +124,21 @@ impl std::str::FromStr for StageTurns {
 /// Runs it.
 pub(super) fn run(args: &Args, common: &Common) -> anyhow::Result<ExitCode> {
     let say = common.say;
-    let tools = tools::open(&args.tools)?;
+    let tools = tools::open(&args.tools).map_err(|error| match error {
+        InferError::Other(why) => anyhow::Error::from(Usage(why)),
+        of_a_file => of_a_file.into(),
+    })?;
     let checkpoint = args.model.open()?;
     let base = checkpoint.digest();
     let registry = registry(args, &checkpoint, say)?;
     let (protocol, retention) = card_settings(args, &registry)?;
     let chat = Chat::open(&args.model.model, protocol)?;
     let rules = stages(args)?;
+    match &args.policy {
+        Policy::Hard => rules.workflow.iter().try_for_each(|rule| registry.need(&rule.capability).map(drop))?,
+        Policy::Single(alias) => drop(registry.need(alias)?),
+        Policy::Base => {}
+    }
     let (device_name, device) = common.device.open()?;
     let engine = Engine::new(Arc::new(checkpoint.load(&device, args.model.dtype)?), base);
     let settings = Settings {
@@ -143,7 +151,9 @@ pub(super) fn run(args: &Args, common: &Common) -> anyhow::Result<ExitCode> {
             seed: common.seed.unwrap_or(0),
         },
         budget: Budget { max_turns: args.max_turns, max_new: args.max_new, max_seconds: args.max_seconds, ..Budget::default() },
+        about: about(args, &rules, &device_name),
     };
+    settings.budget.check().and_then(|()| settings.sampling.check()).map_err(|e| Usage(e.to_string()))?;
     let episode = episode_id();
     let recorder = match &args.out {
         Some(path) => Recorder::append_to(path, episode)?,
@@ -229,6 +239,15 @@ fn stages(args: &Args) -> anyhow::Result<Hard> {
         rule.max_turns = *turns;
     }
     Ok(rules)
+}
+
+/// What the header says beside the agent's own settings.
+fn about(args: &Args, rules: &Hard, device: &str) -> serde_json::Map<String, serde_json::Value> {
+    let dtype = format!("{:?}", args.model.dtype).to_lowercase();
+    [("workflow", json!(rules.workflow)), ("device", json!(device)), ("dtype", json!(dtype))]
+        .map(|(k, v)| (k.to_owned(), v))
+        .into_iter()
+        .collect()
 }
 
 /// Unique among runs: the wall clock and the process.

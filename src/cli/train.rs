@@ -141,7 +141,8 @@ impl Progress {
                 self.n_steps = data.steps;
                 self.line(&data_text(data));
             }
-            Event::Resumed { step, passed_over } => {
+            Event::Resumed { step, steps, passed_over } => {
+                self.n_steps = *steps;
                 self.line(&format!("going on after batch {step}"));
                 passed_over
                     .iter()

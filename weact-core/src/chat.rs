@@ -209,11 +209,12 @@ impl Chat {
     }
 
     fn render(&self, messages: &[Message], tools: &[Value], add_generation_prompt: bool, guard: char) -> Result<String> {
-        let values: Vec<Value> = match self.protocol {
-            ToolProtocol::Template => messages.iter().map(|m| self.template_value(m, guard)).collect(),
-            ToolProtocol::Text => self.text_values(messages, tools, guard),
+        // A tool's description may come from a server or a data set: it makes no turn marks.
+        let tools: Vec<Value> = tools.iter().map(|tool| self.guarded_json(tool, guard)).collect();
+        let (values, tools): (Vec<Value>, &[Value]) = match self.protocol {
+            ToolProtocol::Template => (messages.iter().map(|m| self.template_value(m, guard)).collect(), &tools),
+            ToolProtocol::Text => (self.text_values(messages, &tools, guard), &[]),
         };
-        let tools = if self.protocol == ToolProtocol::Template { tools } else { &[] };
         self.template.render(&values, tools, add_generation_prompt, None)
     }
 

@@ -20,6 +20,8 @@ pub const OFFLOAD: &str = "offload_lora";
 /// The one argument of both tools.
 pub const ARGUMENT: &str = "adapter";
 
+const INTRODUCTION: &str = "Activate one capability adapter; it keeps control until it is offloaded. ";
+
 /// What a turn does to the active weights, `a_t` of Eq. 6.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
@@ -103,9 +105,28 @@ pub fn tool_schemas(adapters: &[(Capability, String)]) -> Vec<Value> {
             "required": [ARGUMENT]}}})
     };
     vec![
-        schema(LOAD, format!("Activate one capability adapter; it keeps control until it is offloaded. {}", listed.join("; "))),
+        schema(LOAD, format!("{INTRODUCTION}{}", listed.join("; "))),
         schema(OFFLOAD, "Release the active adapter and hand control back to the base model.".to_owned()),
     ]
+}
+
+/// The description that a schema of `load_lora`, made by [`tool_schemas`], gives `alias`. Descriptions may hold any text: each
+/// ends where the next alias of the schema's own list begins.
+pub fn listed_description(load_schema: &Value, alias: &Capability) -> Option<String> {
+    let function = &load_schema["function"];
+    let aliases: Vec<&str> =
+        function["parameters"]["properties"][ARGUMENT]["enum"].as_array()?.iter().filter_map(Value::as_str).collect();
+    let (_, mut rest) = function["description"].as_str()?.split_once(INTRODUCTION)?;
+    for (i, listed) in aliases.iter().enumerate() {
+        rest = rest.strip_prefix(listed)?.strip_prefix(": ")?;
+        let next = aliases.get(i + 1).map(|next| format!("; {next}: "));
+        let end = next.map_or(Some(rest.len()), |next| rest.find(&next))?;
+        if *listed == alias.as_str() {
+            return Some(rest[..end].to_owned());
+        }
+        rest = rest.get(end + 2..).unwrap_or_default();
+    }
+    None
 }
 
 #[cfg(test)]
@@ -135,6 +156,17 @@ mod tests {
         for (z, action, expected) in table {
             assert_eq!(transition(z.cloned(), &action).as_ref(), expected, "z = {z:?}, a = {action:?}");
         }
+    }
+
+    #[test]
+    fn a_listed_description_is_found_whatever_it_says() {
+        let listing = [("plan", "plan: first; search: later"), ("re-plan", "again; and again"), ("write", "")];
+        let listing = listing.map(|(alias, text)| (capability(alias), text.to_owned()));
+        let schemas = tool_schemas(&listing);
+        for (alias, text) in &listing {
+            assert_eq!(listed_description(&schemas[0], alias).as_ref(), Some(text));
+        }
+        assert_eq!(listed_description(&schemas[0], &capability("code")), None);
     }
 
     #[test]

@@ -124,7 +124,7 @@ pub enum Cause {
 /// A remark of the harness.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Notice {
-    /// Its kind: `violation`, `repaired_call`, `malformed_call`, `call_in_thinking`, `omitted_results`, `fallback`, ...
+    /// Its kind: `violation`, `repaired_call`, `malformed_call`, `call_in_thinking`, `left_out`, `fallback`, ...
     pub kind: String,
     /// The details.
     pub detail: String,

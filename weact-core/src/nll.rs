@@ -63,18 +63,26 @@ impl Scored {
 /// # Shapes
 /// - `hidden`: `[rows, width, d]`
 pub fn per_token(backbone: &Backbone, factors: Option<&FactorMap>, hidden: Tensor<3>, targets: &Targets) -> Scored {
-    let [rows, width, d] = hidden.dims();
-    let supervised = hidden.reshape([rows * width, d]).select(0, targets.positions.clone()); // [n, d]
-    let logits = backbone.logits(supervised, factors); // [n, vocab]
+    let logits = supervised_logits(backbone, factors, hidden, targets);
     let best = logits.clone().argmax(1).squeeze_dim::<1>(1); // [n]
-    let log_p = log_softmax(logits, 1).gather(1, targets.tokens.clone().unsqueeze_dim::<2>(1)); // [n, 1]
-    Scored { nll: log_p.squeeze_dim::<1>(1).neg(), best, tokens: targets.tokens.clone() }
+    Scored { nll: negative_log_likelihood(logits, targets), best, tokens: targets.tokens.clone() }
 }
 
 /// Eq. 5 over one batch: `sum_n m_n * -log pi(x_n | x_<n)`, in nats. Who averages, divides by the supervised tokens of the whole
 /// update.
 pub fn masked_sum(backbone: &Backbone, factors: Option<&FactorMap>, hidden: Tensor<3>, targets: &Targets) -> Tensor<1> {
-    per_token(backbone, factors, hidden, targets).nll.sum()
+    negative_log_likelihood(supervised_logits(backbone, factors, hidden, targets), targets).sum()
+}
+
+fn supervised_logits(backbone: &Backbone, factors: Option<&FactorMap>, hidden: Tensor<3>, targets: &Targets) -> Tensor<2> {
+    let [rows, width, d] = hidden.dims();
+    let supervised = hidden.reshape([rows * width, d]).select(0, targets.positions.clone()); // [n, d]
+    backbone.logits(supervised, factors) // [n, vocab]
+}
+
+fn negative_log_likelihood(logits: Tensor<2>, targets: &Targets) -> Tensor<1> {
+    let of_tokens = log_softmax(logits, 1).gather(1, targets.tokens.clone().unsqueeze_dim::<2>(1)); // [n, 1]
+    of_tokens.squeeze_dim::<1>(1).neg() // [n]
 }
 
 /// E.3's mean over one record's supervised tokens; `None` where there is none.

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use weact_core::{
     Capability,
     chat::Chat,
-    context::{self, Retention},
+    context::{self, LeftOut, Retention},
     control::{self, Action},
     episode::{Author, Cause, Event, Header, MessageEvent, Notice, Outcome as EpisodeOutcome, Transition},
     message::{Message, Role, ToolCall},
@@ -51,6 +51,18 @@ impl Default for Budget {
 }
 
 impl Budget {
+    /// Checks that there is something to use up.
+    ///
+    /// # Errors
+    /// If a limit is zero or the seconds are negative or no number.
+    pub fn check(&self) -> Result<()> {
+        let seconds = self.max_seconds.is_none_or(|s| Duration::try_from_secs_f64(s).is_ok());
+        if self.max_turns > 0 && self.max_new > 0 && self.max_repeats > 0 && seconds {
+            return Ok(());
+        }
+        Err(Error::Other("turns, tokens and repeats of a run must be positive, and its seconds not negative".to_owned()))
+    }
+
     /// Whether a run that began then has used its seconds up.
     fn is_out_of_time(&self, begun: Instant) -> bool {
         self.max_seconds.is_some_and(|s| begun.elapsed() >= Duration::try_from_secs_f64(s).unwrap_or(Duration::MAX))
@@ -68,6 +80,8 @@ pub struct Settings {
     pub sampling: Sampling,
     /// What may be used up.
     pub budget: Budget,
+    /// What else the header should say, such as the controller's rules and the device.
+    pub about: Map<String, Value>,
 }
 
 /// What an agent is made of.
@@ -140,6 +154,7 @@ impl<'a> Run<'a> {
             handles.insert(entry.stage.alias.clone(), parts.engine.make_resident(&entry.adapter)?);
         }
         let with_control = policy == "hard";
+        settings.budget.check()?;
         let control = if with_control { control::tool_schemas(&parts.registry.listing()) } else { Vec::new() };
         let tools: Vec<Value> = control.into_iter().chain(parts.tools.schemas()).collect();
         let adapters = parts.registry.entries().iter().map(|e| format!("{}@{}", e.stage.alias, e.adapter.digest())).collect();
@@ -218,6 +233,15 @@ impl<'a> Run<'a> {
     /// Whether the seconds are used up.
     pub fn is_out_of_time(&self) -> bool {
         self.settings.budget.is_out_of_time(self.begun)
+    }
+
+    /// Checks that an adapter is registered.
+    ///
+    /// # Errors
+    /// If the alias is unknown; the known ones are listed.
+    pub fn need(&self, capability: &Capability) -> Result<()> {
+        self.parts.registry.need(capability)?;
+        Ok(())
     }
 
     /// Adds a message that nobody sampled.
@@ -393,8 +417,9 @@ impl<'a> Run<'a> {
         }
         if !ids.starts_with(self.session.context()) {
             self.session.set_context(ids[..n_old].to_vec());
-            if left_out.omitted > 0 {
-                self.notice("omitted_results", format!("{} of the history's tool results", left_out.omitted))?;
+            if left_out != LeftOut::default() {
+                let LeftOut { omitted, clipped } = left_out;
+                self.notice("left_out", format!("{omitted} of the history's tool results omitted, {clipped} clipped"))?;
             }
         }
         self.session.append(&ids[self.session.context().len()..]);
@@ -454,9 +479,18 @@ impl<'a> Run<'a> {
         Ok(Finished { outcome, recorder: self.recorder })
     }
 
+    /// Writes an event down, after the intervals of time that ended before it.
     fn event(&mut self, event: Event) -> Result<()> {
-        (self.observe)(&event);
-        self.recorder.push(event)
+        for interval in self.timeline.take_closed() {
+            self.write(Event::Time(interval))?;
+        }
+        self.write(event)
+    }
+
+    fn write(&mut self, event: Event) -> Result<()> {
+        self.recorder.push(event)?;
+        (self.observe)(self.recorder.events().last().expect("one was pushed"));
+        Ok(())
     }
 }
 
@@ -475,7 +509,8 @@ fn header_settings(parts: &Parts<'_>, settings: &Settings) -> Map<String, Value>
         "tool_protocol": parts.chat.protocol, "think": "preserve", "tokenizer": parts.chat.tokenizer.digest(),
         "template": parts.chat.template_digest(),
     });
-    let Value::Object(map) = value else { unreachable!("it is an object") };
+    let Value::Object(mut map) = value else { unreachable!("it is an object") };
+    map.extend(settings.about.clone());
     map
 }
 

@@ -28,11 +28,11 @@ impl Recorder {
         Self { episode, file: None, events: Vec::new() }
     }
 
-    /// A record that is appended to `path`. A line that an earlier crash left unfinished at the end of the file is cut off; one that
-    /// lacks nothing but its line break gets it.
+    /// A record that is appended to `path`. An event that an earlier crash left unfinished at the end of the file is cut off; a line
+    /// that lacks nothing but its line break gets it.
     ///
     /// # Errors
-    /// If the file can't be opened or written.
+    /// If the file can't be opened or written, or ends in the middle of something else than an event.
     pub fn append_to(path: &Path, episode: String) -> Result<Self> {
         let io = |what: &'static str| move |e| CoreError::io(what, path, e);
         let mut file = OpenOptions::new().read(true).append(true).create(true).open(path).map_err(io("can't open"))?;
@@ -43,6 +43,9 @@ impl Recorder {
         if serde_json::from_slice::<IgnoredAny>(rest).is_ok() {
             file.write_all(b"\n").map_err(io("can't write"))?;
         } else if !rest.is_empty() {
+            if !rest.starts_with(b"{\"episode\":") {
+                return Err(CoreError::file(path, "ends in the middle of a line that is no event: is it an episode file?").into());
+            }
             file.set_len(whole as u64).map_err(io("can't cut"))?;
         }
         Ok(Self { episode, file: Some((path.to_owned(), file)), events: Vec::new() })

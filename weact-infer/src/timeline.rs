@@ -67,7 +67,12 @@ impl Timeline {
         }
     }
 
-    /// Ends the run: its intervals, in order.
+    /// The intervals that have ended since this was last asked, in order.
+    pub fn take_closed(&mut self) -> Vec<Interval> {
+        std::mem::take(&mut self.closed)
+    }
+
+    /// Ends the run: its intervals, in order, but for those already taken.
     pub fn finish(mut self) -> Vec<Interval> {
         let last = std::mem::take(&mut self.category);
         self.close(last);

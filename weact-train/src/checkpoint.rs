@@ -81,6 +81,18 @@ pub fn write(run: &Path, position: &Position, parameters: &[Parameter], keep: us
     Ok(())
 }
 
+/// Removes all checkpoints of a run directory, and nothing else.
+///
+/// # Errors
+/// If one can't be removed.
+pub fn remove_all(run: &Path) -> Result<()> {
+    for step in steps(run)? {
+        let path = folder(run, step);
+        fs::remove_dir_all(&path).map_err(|e| CoreError::io("can't remove", &path, e))?;
+    }
+    Ok(())
+}
+
 /// Steps of the checkpoints in a run directory, oldest first. Unfinished writes don't count.
 ///
 /// # Errors

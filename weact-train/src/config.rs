@@ -263,6 +263,10 @@ impl Run {
             (Kind::Full, Some(_), _) | (Kind::Full, _, []) => {
                 "kind = \"full\" needs the key capabilities (a list) and not capability"
             }
+            _ if self.kind == Kind::Full && t.dtype != "f32" => "kind = \"full\" computes in f32; leave [train] dtype away",
+            _ if self.kind == Kind::Full && self.lora.continue_from.is_some() => "[lora] continue_from is for kind = \"lora\"",
+            _ if self.out.as_os_str().is_empty() => "out is empty",
+            _ if self.valid.as_ref().is_some_and(|v| v.data.is_empty()) => "[valid] data is empty",
             _ if self.data.is_empty() => "data is empty",
             _ if t.epochs.is_some() && t.steps.is_some() => "[train] has epochs and steps; give one",
             _ if t.epochs == Some(0) || t.steps == Some(0) => "[train] epochs and steps must be at least 1",

@@ -136,12 +136,10 @@ fn stage_of(rows: &[Trajectory], capability: &Capability) -> Result<Stage> {
     })
 }
 
-/// `control::tool_schemas` lists `alias: description` in the description of `load_lora`.
+/// The description of `capability` in a row's tool list.
 fn description_in(tools: &[serde_json::Value], capability: &Capability) -> Option<String> {
     let load = tools.iter().find(|t| t["function"]["name"] == control::LOAD)?;
-    let listed = load["function"]["description"].as_str()?;
-    let (_, rest) = listed.split_once(&format!("{capability}: "))?;
-    Some(rest.split("; ").next().unwrap_or(rest).to_owned())
+    control::listed_description(load, capability)
 }
 
 fn digest(samples: &[Sample]) -> String {

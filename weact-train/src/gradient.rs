@@ -60,15 +60,17 @@ pub fn batch_gradient(
         let gradient = if recompute { block_by_block } else { whole_graph };
         gradient(trainable, backbone, values, micro, n_supervised)
     };
-    // Micro-batches are independent, and Burn's element-wise CPU operators use one thread each; the sum below is in order, so
-    // that threads don't change the result.
-    let parts: Vec<(f64, Vec<Option<Tensor<1>>>)> = micro_batches.par_iter().map(one).collect::<Result<_>>()?;
+    // Micro-batches are independent, and Burn's element-wise CPU operators use one thread each: as many run at a time as there are
+    // threads. The sum is in order, so that threads don't change the result.
     let mut total = 0.0;
     let mut sums: Vec<Option<Tensor<1>>> = vec![None; values.len()];
-    for (loss, gradients) in parts {
-        total += loss;
-        for (sum, gradient) in sums.iter_mut().zip(gradients) {
-            accumulate(sum, gradient);
+    for wave in micro_batches.chunks(rayon::current_num_threads()) {
+        let parts: Vec<(f64, Vec<Option<Tensor<1>>>)> = wave.par_iter().map(one).collect::<Result<_>>()?;
+        for (loss, gradients) in parts {
+            total += loss;
+            for (sum, gradient) in sums.iter_mut().zip(gradients) {
+                accumulate(sum, gradient);
+            }
         }
     }
     Ok(Some(BatchGradient { loss: total, n_supervised, gradients: sums }))
@@ -165,7 +167,7 @@ fn block_by_block(
         for (sum, leaf) in sums.iter_mut().zip(&leaves) {
             accumulate(sum, leaf.grad(&gradients));
         }
-        upstream = x.grad(&gradients);
+        upstream = Some(x.grad(&gradients).expect("a block passes a gradient down"));
     }
     if matches!(trainable, Trainable::Full) {
         let leaves = leaves(values);

@@ -24,6 +24,8 @@ pub enum Event {
     Resumed {
         /// Batches done before.
         step: usize,
+        /// Batches of the whole run.
+        steps: usize,
         /// Newer checkpoints that are broken; their batches are done again.
         passed_over: Vec<String>,
     },
@@ -51,7 +53,12 @@ pub struct Data {
     pub supervised_tokens: usize,
     /// Stages and rows that gave no sample, by reason.
     pub dropped: std::collections::BTreeMap<String, usize>,
-    /// Trained modules: `model.layers.0.self_attn.q_proj`, ...; or the number of weights' tensors in a full training.
+    /// Samples of the held-back data.
+    pub valid_samples: Option<usize>,
+    /// Stages and rows of the held-back data that gave no sample, by reason.
+    #[serde(default)]
+    pub valid_dropped: std::collections::BTreeMap<String, usize>,
+    /// Trained tensors: two factors per module, or every weight in a full training.
     pub trained_tensors: usize,
     /// Trained numbers.
     pub trained_parameters: usize,

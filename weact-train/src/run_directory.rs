@@ -6,9 +6,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use weact_core::{Error as CoreError, io::atomic};
+use weact_core::{Error as CoreError, card, io::atomic};
 
-use crate::{Error, Result, checkpoint, config::Run, log};
+use crate::{Error, Result, checkpoint, config::Run, log, sft};
 
 /// What to do with a directory that holds something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +48,9 @@ pub fn check(run: &Run, existing: Existing) -> Result<()> {
         }
         return Ok(());
     }
+    if Run::read(&out.join(CONFIG)).is_err() {
+        return refuse(format!("holds a {CONFIG} that is no training run's: it is no run directory"));
+    }
     let is_out = |source: &PathBuf| matches!((fs::canonicalize(source), fs::canonicalize(out)), (Ok(a), Ok(b)) if a == b);
     match iter::once(&run.model).chain(&run.lora.continue_from).find(|source| is_out(source)) {
         Some(source) => refuse(format!("would be overwritten, but the run starts from {}: choose another out", source.display())),
@@ -64,10 +67,15 @@ pub fn prepare(run: &Run, existing: Existing) -> Result<File> {
     let out = &run.out;
     fs::create_dir_all(out).map_err(|e| CoreError::io("can't make", out, e))?;
     let held = File::open(out).map_err(|e| CoreError::io("can't open", out, e))?;
-    if let Err(TryLockError::WouldBlock) = held.try_lock() {
-        return Err(Error::RunDirectory { path: out.clone(), why: "another process is training into it".to_owned() });
+    match held.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            return Err(Error::RunDirectory { path: out.clone(), why: "another process is training into it".to_owned() });
+        }
+        Err(TryLockError::Error(e)) => return Err(CoreError::io("can't lock", out, e).into()),
     }
     check(run, existing)?;
+    sweep(out)?;
     if existing == Existing::Overwrite {
         clear(out)?;
     }
@@ -91,13 +99,22 @@ fn is_empty(out: &Path) -> Result<bool> {
     Ok(true)
 }
 
+/// Removes what interrupted writes left.
+fn sweep(out: &Path) -> Result<()> {
+    for entry in fs::read_dir(out).map_err(|e| CoreError::io("can't read", out, e))? {
+        let entry = entry.map_err(|e| CoreError::io("can't read", out, e))?;
+        if atomic::is_leftover(&entry.file_name()) && entry.path().is_file() {
+            remove_if_there(&entry.path())?;
+        }
+    }
+    Ok(())
+}
+
 /// Removes what an earlier run wrote, but for the configuration: the new one replaces it.
 fn clear(out: &Path) -> Result<()> {
-    let checkpoints = out.join("checkpoints");
-    if checkpoints.exists() {
-        fs::remove_dir_all(&checkpoints).map_err(|e| CoreError::io("can't remove", &checkpoints, e))?;
-    }
-    for file in [log::FILE, "adapter_config.json", "adapter_model.safetensors", "card.toml", "config.json", "model.safetensors"] {
+    checkpoint::remove_all(out)?;
+    let results = [log::FILE, card::FILE, "adapter_config.json", "adapter_model.safetensors", "config.json", "model.safetensors"];
+    for file in results.into_iter().chain(sft::COPIED) {
         remove_if_there(&out.join(file))?;
     }
     Ok(())

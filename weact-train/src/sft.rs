@@ -15,7 +15,12 @@ use weact_core::{
     adapter::LoraConfig,
     card::{Card, TrainingRecord},
     chat::Chat,
-    io::{atomic, checkpoint::Checkpoint, peft, tensors::hex},
+    io::{
+        atomic,
+        checkpoint::{Checkpoint, dims, write_like},
+        peft,
+        tensors::hex,
+    },
     model::Parameter as Weight,
     nll::{self, Targets},
     sample::Sample,
@@ -37,6 +42,10 @@ use crate::{
 /// Micro-batches of an update where the configuration does not say: independent of the machine, so that its cores don't change the
 /// result.
 const MICRO_BATCHES: usize = 4;
+
+/// Files of the source model that a full training hands on as they are.
+pub(crate) const COPIED: [&str; 5] =
+    ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json", "special_tokens_map.json"];
 
 /// How to run it.
 #[derive(Clone, Copy, Debug)]
@@ -136,7 +145,7 @@ pub fn train(
         Ok(())
     };
     if saved.is_some() {
-        report(&mut log, Event::Resumed { step: position.step, passed_over })?;
+        report(&mut log, Event::Resumed { step: position.step, steps: prepared.n_steps, passed_over })?;
     }
     if position.step == 0 {
         report(&mut log, Event::Data(prepared.data_event()))?;
@@ -148,6 +157,7 @@ pub fn train(
         if interrupted() {
             if saved != Some(position.step) {
                 checkpoint::write(&run.out, &position, &prepared.parameters, run.train.keep)?;
+                report(&mut log, Event::Checkpoint { step: position.step })?;
             }
             return Ok(Outcome::Interrupted { step: position.step });
         }
@@ -166,9 +176,9 @@ pub fn train(
             report(&mut log, Event::Checkpoint { step })?;
         }
     }
+    prepared.prove_the_rest_is_untouched(run, &frozen, &others)?;
     let digest = prepared.write_result(run, position.updates)?;
     let done = Done { step: position.step, digest, base: prepared.base.clone(), others };
-    prepared.prove_the_rest_is_untouched(run, &frozen, &done)?;
     report(&mut log, Event::Done(done.clone()))?;
     Ok(Outcome::Done(done))
 }
@@ -205,6 +215,8 @@ impl Prepared {
             tokens: self.data.n_tokens(),
             supervised_tokens: self.data.n_supervised(),
             dropped: self.data.dropped_by_reason(),
+            valid_samples: self.valid.as_ref().map(|v| v.samples.len()),
+            valid_dropped: self.valid.as_ref().map(Dataset::dropped_by_reason).unwrap_or_default(),
             trained_tensors: self.parameters.len(),
             trained_parameters: self.parameters.iter().map(|p| p.value.dims()[0]).sum(),
             steps: self.n_steps,
@@ -355,7 +367,7 @@ impl Prepared {
         Ok(card.write(&run.out)?)
     }
 
-    fn prove_the_rest_is_untouched(&self, run: &Run, frozen: &str, done: &Done) -> Result<()> {
+    fn prove_the_rest_is_untouched(&self, run: &Run, frozen: &str, others: &[(String, String)]) -> Result<()> {
         if weights_digest(&self.backbone) != frozen {
             return Err(Error::Other("the frozen backbone changed in memory: this is a bug, don't use the result".to_owned()));
         }
@@ -367,7 +379,7 @@ impl Prepared {
         }
         // Others may appear meanwhile: capabilities can be trained at the same time.
         let now = neighbour_digests(&run.out)?;
-        if let Some((name, _)) = done.others.iter().find(|other| !now.contains(other)) {
+        if let Some((name, _)) = others.iter().find(|other| !now.contains(other)) {
             return Err(Error::Other(format!("the adapter {name} beside the run directory changed during the run")));
         }
         Ok(())
@@ -387,6 +399,13 @@ fn trainable(run: &Run, backbone: &Backbone, device: &Device) -> Result<(Trainab
         rslora: lora.rslora,
         targets: lora.targets.projections()?,
     };
+    let too_wide = config.modules(&backbone.config)?.into_iter().find(|module| {
+        let (d_in, d_out) = dims(&backbone.config, module.projection);
+        lora.rank > d_in.min(d_out)
+    });
+    if let Some(module) = too_wide {
+        return Err(Error::Other(format!("[lora] rank {} is more than {} can have", lora.rank, module.path())));
+    }
     let Some(from) = &lora.continue_from else {
         return Trainable::fresh_lora(config, &backbone.config, run.train.seed, device);
     };
@@ -421,9 +440,8 @@ fn weights_digest(backbone: &Backbone) -> String {
             Weight::Matrix(m) => m.flatten(0, 1),
         };
         hash.update(name);
-        for value in values_of(&flat.cast(DType::F32)) {
-            hash.update(value.to_le_bytes());
-        }
+        let bytes: Vec<u8> = values_of(&flat.cast(DType::F32)).into_iter().flat_map(f32::to_le_bytes).collect();
+        hash.update(bytes);
         weight
     });
     hex(&hash.finalize())
@@ -438,12 +456,10 @@ fn neighbour_digests(out: &Path) -> Result<Vec<(String, String)>> {
     run_directory::neighbours(out)?.into_iter().map(digest).collect()
 }
 
-/// A Hugging Face folder with the trained weights in f32 and the tokenizer's files of the one it came from.
+/// A Hugging Face folder with the trained weights in f32, and config and tokenizer's files of the one it came from.
 fn write_model(from: &Checkpoint, backbone: &Backbone, out: &Path) -> Result<()> {
-    weact_core::io::checkpoint::write(out, backbone)?;
-    for file in
-        ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json", "special_tokens_map.json"]
-    {
+    write_like(&from.dir, out, backbone)?;
+    for file in COPIED {
         let source = from.dir.join(file);
         if source.exists() {
             let target = out.join(file);

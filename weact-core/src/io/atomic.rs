@@ -2,7 +2,7 @@
 
 use std::{
     ffi::OsStr,
-    fs::{self, File},
+    fs::{self, File, OpenOptions},
     io::{self, BufWriter, Write},
     path::{Path, PathBuf},
 };
@@ -10,7 +10,8 @@ use std::{
 use crate::{Error, Result};
 
 /// Writes `path` through `fill`: into a temporary file beside it, synced, then renamed over it. If anything fails, the temporary
-/// file is removed and `path` is as it was.
+/// file is removed and `path` is as it was. Links are followed; a device or a pipe is written to directly, since it can't be
+/// replaced.
 ///
 /// # Errors
 /// If the folder is not writable, the disk is full, or `fill` fails.
@@ -23,13 +24,23 @@ pub fn write(path: &Path, fill: impl FnOnce(&mut BufWriter<File>) -> io::Result<
 /// # Errors
 /// As [`write()`].
 pub fn write_sized(path: &Path, bytes: Option<u64>, fill: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> Result<()> {
-    let temporary = hidden_beside(path, "part");
+    let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    if fs::metadata(&target).is_ok_and(|m| !m.is_file() && !m.is_dir()) {
+        let through = || -> io::Result<()> {
+            let mut out = BufWriter::new(OpenOptions::new().write(true).open(&target)?);
+            fill(&mut out)?;
+            out.flush()
+        };
+        return through().map_err(|error| Error::io("can't write", path, error));
+    }
+    // With the process's number: two processes that write the same file don't share a temporary one.
+    let temporary = hidden_beside(&target, &format!("{}.part", std::process::id()));
     let attempt = || -> io::Result<()> {
         let mut out = BufWriter::new(File::create(&temporary)?);
         fill(&mut out)?;
         out.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
-        fs::rename(&temporary, path)?;
-        sync_folder(path.parent())
+        fs::rename(&temporary, &target)?;
+        sync_folder(target.parent())
     };
     attempt().map_err(|error| {
         // The first error is the one to report; a leftover that can't be removed either is named like a temporary file.
@@ -92,7 +103,7 @@ pub fn is_leftover(name: &OsStr) -> bool {
     name.to_str().is_some_and(|name| name.starts_with('.') && (name.ends_with(".part") || name.ends_with(".old")))
 }
 
-/// `.NAME.part` beside `path` is an unfinished write, `.NAME.old` what it is about to replace.
+/// `.NAME.part` and `.NAME.PROCESS.part` beside `path` are unfinished writes, `.NAME.old` is what one is about to replace.
 fn hidden_beside(path: &Path, ending: &str) -> PathBuf {
     let name = path.file_name().map_or_else(Default::default, |n| n.to_string_lossy());
     path.with_file_name(format!(".{name}.{ending}"))
@@ -117,6 +128,26 @@ pub fn write_text(path: &Path, text: &str) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn links_are_followed_and_pipes_are_not_replaced() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (real, link, pipe) = (folder.path().join("real"), folder.path().join("link"), folder.path().join("pipe"));
+        write_text(&real, "old").expect("writable");
+        std::os::unix::fs::symlink(&real, &link).expect("a link");
+        write_text(&link, "new").expect("writable");
+        assert_eq!(fs::read_to_string(&real).expect("the target"), "new");
+        assert!(fs::symlink_metadata(&link).expect("there").is_symlink());
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo runs");
+        assert!(made.success());
+        let reader = std::thread::spawn({
+            let pipe = pipe.clone();
+            move || fs::read_to_string(pipe).expect("readable")
+        });
+        write_text(&pipe, "through").expect("writable");
+        assert_eq!(reader.join().expect("it read"), "through");
+        assert!(!fs::metadata(&pipe).expect("there").is_file());
+    }
 
     #[test]
     fn a_failed_write_leaves_the_old_file_and_no_trace() {

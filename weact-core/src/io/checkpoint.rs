@@ -2,12 +2,13 @@
 
 use std::{
     collections::BTreeMap,
+    fs,
     path::{Path, PathBuf},
 };
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use safetensors::Dtype;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
 use super::{
@@ -226,7 +227,25 @@ pub fn named_weights(backbone: &Backbone) -> Vec<(String, Vec<usize>, Vec<f32>)>
 /// # Errors
 /// If a file can't be written.
 pub fn write(dir: &Path, backbone: &Backbone) -> Result<()> {
-    let config: Value = json!(hf_config::write_value(&backbone.config, "float32"));
+    write_with(dir, backbone, &hf_config::write_value(&backbone.config, "float32"))
+}
+
+/// As [`write()`], with the `config.json` of the checkpoint in `source`: keys that this crate does not read, such as token ids,
+/// stay; only element type and tying follow the weights written.
+///
+/// # Errors
+/// If a file can't be read or written.
+pub fn write_like(source: &Path, dir: &Path, backbone: &Backbone) -> Result<()> {
+    let path = source.join("config.json");
+    let text = fs::read_to_string(&path).map_err(|e| Error::io("can't read", &path, e))?;
+    let mut config: Map<String, Value> = serde_json::from_str(&text).map_err(|e| Error::file(&path, e.to_string()))?;
+    config.shift_remove("dtype");
+    config.insert("torch_dtype".to_owned(), json!("float32"));
+    config.insert("tie_word_embeddings".to_owned(), json!(backbone.config.tied));
+    write_with(dir, backbone, &Value::Object(config))
+}
+
+fn write_with(dir: &Path, backbone: &Backbone, config: &Value) -> Result<()> {
     let weights = named_weights(backbone);
     let named: Vec<tensors::Named<'_>> = weights.iter().map(|(n, s, v)| (n.clone(), s.clone(), v.as_slice())).collect();
     tensors::write(&dir.join("model.safetensors"), &named)?;

@@ -57,6 +57,9 @@ const ANSWER_NOW: &str = "Give the final answer now.";
 /// # Errors
 /// If a stage's adapter is not registered, generation fails or is interrupted, or the record can't be written.
 pub fn run(mut run: Run<'_>, rules: &Hard) -> Result<Finished> {
+    for rule in &rules.workflow {
+        run.need(&rule.capability)?;
+    }
     let mut ended = Vec::new();
     let mut answer = None;
     for (i, rule) in rules.workflow.iter().enumerate() {
