@@ -167,7 +167,7 @@ fn train(stage: &Stage, rank: usize, data: &Path, out: &Path, device: &Device) -
 /// The same adapter with `B = 0`: under it every token is the backbone's.
 fn without_effect(adapter: &Adapter) -> Result<Adapter> {
     let silent = |(module, f): (&Module, &PlainFactors)| (*module, PlainFactors { b: vec![0.0; f.b.len()], ..f.clone() });
-    Ok(Adapter::new(adapter.config.clone(), adapter.plain().iter().map(silent).collect())?)
+    Ok(Adapter::new(adapter.config().clone(), adapter.plain().iter().map(silent).collect())?)
 }
 
 fn answer(parts: Parts<'_>, question: &Question) -> Result<Finished> {

@@ -508,7 +508,7 @@ fn b_is_trained_from_step_one_and_frozen_weights_have_no_gradient() {
     let folder = scene();
     configure(&folder, "plan", "lora.targets = \"paper\"\n");
     train(&folder, "plan.toml");
-    let config = peft::read(&folder.path().join("plan")).expect("an adapter").config;
+    let config = peft::read(&folder.path().join("plan")).expect("an adapter").config().clone();
     let backbone = backbone(&folder.path().join("model"));
     let (trainable, mut parameters) = Trainable::fresh_lora(config, &backbone.config, 0, &Device::flex()).expect("modules");
     assert_eq!(parameters.len(), 2 * 15);

@@ -146,7 +146,7 @@ fn adapter(dir: &Path) -> anyhow::Result<Map<String, Value>> {
             Error::file(dir, format!("the card says adapter tensors {}, here are {}", card.digest, adapter.digest())).into()
         );
     }
-    let config = &adapter.config;
+    let config = adapter.config();
     let mut scales: BTreeMap<(usize, String), usize> = BTreeMap::new();
     for module in adapter.plain().keys() {
         *scales.entry((config.rank_of(*module), config.scale_of(*module).to_string())).or_insert(0) += 1;

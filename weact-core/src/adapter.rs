@@ -96,10 +96,11 @@ pub struct PlainFactors {
 }
 
 /// A finished adapter. It is never changed: training makes a new one.
+///
+/// Invariant: the digest is that of configuration and factors, so that equal digests mean equal weights.
 #[derive(Clone, Debug)]
 pub struct Adapter {
-    /// Shapes and scales.
-    pub config: LoraConfig,
+    config: LoraConfig,
     plain: BTreeMap<Module, PlainFactors>,
     digest: String,
 }
@@ -136,6 +137,11 @@ impl Adapter {
         }
         let digest = digest(&config, &plain);
         Ok(Self { config, plain, digest })
+    }
+
+    /// Shapes and scales.
+    pub fn config(&self) -> &LoraConfig {
+        &self.config
     }
 
     /// SHA-256 over canonical config and tensors: the adapter's identity.

@@ -58,7 +58,7 @@ fn factor(layer: usize, part: &str, half: &str) -> String {
 
 #[test]
 fn every_target_matches_or_is_named_with_the_near_one() {
-    assert_eq!(seven().config.modules(&tiny()).expect("targets").len(), 14);
+    assert_eq!(seven().config().modules(&tiny()).expect("targets").len(), 14);
     check_config("target_modules", json!(["q_proj", "qproj"]), &["qproj", "did you mean q_proj?"]);
     check_config("target_modules", json!(["q_proj"]), &["no target"]);
     check_config("target_modules", json!([]), &["no target"]);
@@ -183,7 +183,7 @@ fn an_adapter_survives_its_files_and_writes_the_same_bytes_again() {
         let dirs = [tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder")];
         peft::write(dirs[0].path(), &adapter, "base").expect("writable");
         let again = peft::read(dirs[0].path()).expect("readable");
-        assert_eq!((again.digest(), &again.config, again.plain()), (adapter.digest(), &adapter.config, adapter.plain()));
+        assert_eq!((again.digest(), again.config(), again.plain()), (adapter.digest(), adapter.config(), adapter.plain()));
         peft::write(dirs[1].path(), &again, "base").expect("writable");
         for file in [CONFIG, TENSORS] {
             let [first, second] = dirs.each_ref().map(|dir| fs::read(dir.path().join(file)).expect("readable"));
@@ -197,9 +197,9 @@ fn the_digest_tells_every_change_of_content() {
     let base = adapter(&lora(2, 4.0, &[Projection::QProj]), &tiny(), 1);
     let mut digests = vec![base.digest().to_owned()];
     for changed in [
-        Adapter::new(LoraConfig { alpha: 5.0, ..base.config.clone() }, base.plain().clone()),
-        Adapter::new(LoraConfig { rslora: true, ..base.config.clone() }, base.plain().clone()),
-        Ok(adapter(&base.config, &tiny(), 3)),
+        Adapter::new(LoraConfig { alpha: 5.0, ..base.config().clone() }, base.plain().clone()),
+        Adapter::new(LoraConfig { rslora: true, ..base.config().clone() }, base.plain().clone()),
+        Ok(adapter(base.config(), &tiny(), 3)),
     ] {
         digests.push(changed.expect("an adapter").digest().to_owned());
     }
@@ -217,7 +217,7 @@ fn the_scale_in_files_is_the_one_that_acts() {
         let config = LoraConfig { rslora, ..lora(16, 16.0, &[Projection::QProj]) };
         peft::write(dir.path(), &adapter(&config, &tiny(), 4), "tiny").expect("writable");
         let read = peft::read(dir.path()).expect("readable");
-        assert_eq!(read.config.scale_of(module), scale);
+        assert_eq!(read.config().scale_of(module), scale);
         let plain = &read.plain()[&module];
         let x: Vec<f32> = (0..32).map(|i| (i as f32 - 16.0) / 20.0).collect();
         let a_x = |r: usize| (0..32).map(|i| f64::from(x[i]) * f64::from(plain.a[i * 16 + r])).sum::<f64>();

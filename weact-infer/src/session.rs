@@ -367,7 +367,7 @@ pub(crate) mod tests {
         for factors in plain.values_mut() {
             factors.b.iter_mut().enumerate().for_each(|(i, b)| *b = 0.05 * (i as f32).sin() - *b);
         }
-        Adapter::new(adapter.config.clone(), plain).expect("the same shapes")
+        Adapter::new(adapter.config().clone(), plain).expect("the same shapes")
     }
 
     fn history(len: usize, seed: usize) -> Vec<u32> {

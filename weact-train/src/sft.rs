@@ -411,9 +411,9 @@ fn trainable(run: &Run, backbone: &Backbone, device: &Device) -> Result<(Trainab
     };
     let adapter = peft::read(from)?;
     adapter.check_fits(&backbone.config)?;
-    if adapter.config != config {
+    if *adapter.config() != config {
         let why = "[lora] rank, alpha, targets and rslora must be those of the adapter that continue_from names";
-        return Err(Error::Other(format!("{why}: {:?} and {:?}", config, adapter.config)));
+        return Err(Error::Other(format!("{why}: {:?} and {:?}", config, adapter.config())));
     }
     Ok(Trainable::from_adapter(&adapter, device))
 }

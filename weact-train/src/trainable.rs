@@ -62,7 +62,7 @@ impl Trainable {
     /// The factors of a finished adapter, to go on from.
     pub fn from_adapter(adapter: &Adapter, device: &Device) -> (Self, Vec<Parameter>) {
         let modules = adapter.plain().keys().copied().collect();
-        (Self::Lora { config: adapter.config.clone(), modules }, factor_parameters(adapter.plain(), device))
+        (Self::Lora { config: adapter.config().clone(), modules }, factor_parameters(adapter.plain(), device))
     }
 
     /// Every weight of `backbone`, in f32.

@@ -208,7 +208,7 @@ fn transposed(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
 /// # Errors
 /// If a file can't be written.
 pub fn write(dir: &Path, adapter: &Adapter, base: &str) -> Result<()> {
-    let c = &adapter.config;
+    let c = adapter.config();
     let plain_alpha = |alpha: f64| if alpha.fract() == 0.0 { json!(alpha as i64) } else { json!(alpha) };
     let alphas: Map<String, Value> = c.alpha_pattern.iter().map(|(k, v)| (k.clone(), plain_alpha(*v))).collect();
     let config = json!({

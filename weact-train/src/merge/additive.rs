@@ -19,7 +19,7 @@ pub fn additive(sources: &[&Adapter]) -> Result<Adapter> {
     let modules: BTreeSet<Module> = sources.iter().flat_map(|s| s.plain().keys().copied()).collect();
     let mut sums = BTreeMap::new();
     for module in modules {
-        let parts = sources.iter().filter_map(|s| Some((s.plain().get(&module)?, s.config.scale_of(module))));
+        let parts = sources.iter().filter_map(|s| Some((s.plain().get(&module)?, s.config().scale_of(module))));
         sums.insert(module, sum(module, &parts.collect::<Vec<_>>())?);
     }
     let Some(rank) = sums.values().map(|f: &PlainFactors| f.rank).max() else {
@@ -75,7 +75,7 @@ mod tests {
         let merged = additive(&[&adapter(2.0, [1.0, 2.0], [3.0, 4.0]), &adapter(1.0, [5.0, 6.0], [7.0, 8.0])]).expect("they fit");
         let (module, f) = merged.plain().first_key_value().expect("one module");
         let entry = |i: usize, j: usize| (0..f.rank).map(|r| f.a[i * f.rank + r] * f.b[r * f.d_out + j]).sum::<f32>();
-        assert_eq!((f.rank, merged.config.scale_of(*module)), (2, 1.0));
+        assert_eq!((f.rank, merged.config().scale_of(*module)), (2, 1.0));
         assert_eq!([entry(0, 0), entry(0, 1), entry(1, 0), entry(1, 1)], [41.0, 48.0, 54.0, 64.0]);
     }
 }
