@@ -4,6 +4,7 @@ use std::{
     ffi::OsStr,
     fs::{self, File, OpenOptions},
     io::{self, BufWriter, Write},
+    os::fd::AsFd,
     path::{Path, PathBuf},
 };
 
@@ -25,9 +26,16 @@ pub fn write(path: &Path, fill: impl FnOnce(&mut BufWriter<File>) -> io::Result<
 /// As [`write()`].
 pub fn write_sized(path: &Path, bytes: Option<u64>, fill: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> Result<()> {
     let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    if fs::metadata(&target).is_ok_and(|m| !m.is_file() && !m.is_dir()) {
+    // `/dev/stdout` may stand for a regular file that others write to as well: it is no file to replace either.
+    let is_stdout = path == Path::new("/dev/stdout");
+    if is_stdout || fs::metadata(&target).is_ok_and(|m| !m.is_file() && !m.is_dir()) {
         let through = || -> io::Result<()> {
-            let mut out = BufWriter::new(OpenOptions::new().write(true).open(&target)?);
+            let open = if is_stdout {
+                File::from(io::stdout().as_fd().try_clone_to_owned()?)
+            } else {
+                OpenOptions::new().write(true).open(&target)?
+            };
+            let mut out = BufWriter::new(open);
             fill(&mut out)?;
             out.flush()
         };
