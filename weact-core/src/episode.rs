@@ -188,11 +188,6 @@ impl Assembler {
         Ok(())
     }
 
-    /// The episodes' events by id, in order of first appearance.
-    pub fn episodes(&self) -> &[(String, Vec<Event>)] {
-        &self.episodes
-    }
-
     /// The view that training reads.
     ///
     /// # Errors

@@ -127,14 +127,6 @@ fn remove_if_there(path: &Path) -> Result<()> {
     }
 }
 
-/// Whether `dir` holds a training run, and the steps of its checkpoints.
-///
-/// # Errors
-/// If the folder can't be read.
-pub fn recognise(dir: &Path) -> Result<Option<Vec<usize>>> {
-    if !dir.join(CONFIG).exists() { Ok(None) } else { checkpoint::steps(dir).map(Some) }
-}
-
 /// Adapters beside the run directory: their tensor files, by folder.
 ///
 /// # Errors
