@@ -92,7 +92,11 @@ fn accumulate(sum: &mut Option<Tensor<1>>, gradient: Option<Tensor<1>>) {
     };
 }
 
-fn inputs(backbone: &Backbone, rows: &[&Sample]) -> Result<(Tensor<2, Int>, Targets)> {
+/// The rows' ids, padded, and their supervised positions.
+///
+/// # Panics
+/// If no token of the rows is supervised.
+pub(crate) fn inputs(backbone: &Backbone, rows: &[&Sample]) -> Result<(Tensor<2, Int>, Targets)> {
     let ids: Vec<&[u32]> = rows.iter().map(|s| s.ids.as_slice()).collect();
     let ids = backbone.ids(&ids)?;
     let masked: Vec<(&[u32], &[bool])> = rows.iter().map(|s| (s.ids.as_slice(), s.mask.as_slice())).collect();

@@ -22,7 +22,7 @@ use weact_core::{
         tensors::hex,
     },
     model::Parameter as Weight,
-    nll::{self, Targets},
+    nll,
     sample::Sample,
 };
 
@@ -31,7 +31,7 @@ use crate::{
     checkpoint::{self, Position},
     config::{Kind, Run},
     dataset::{self, Dataset, Tolerance},
-    gradient::{BatchGradient, Plan, batch_gradient},
+    gradient::{BatchGradient, Plan, batch_gradient, inputs},
     log::{Data, Done, Event, Log, Step, Validation},
     optim::{self, AdamW, Parameter},
     run_directory::{self, Existing},
@@ -311,10 +311,7 @@ impl Prepared {
         by_length.sort_by_key(|s| s.ids.len());
         let rows_at_a_time = run.train.micro_rows.unwrap_or(run.train.batch_rows);
         for rows in by_length.chunks(rows_at_a_time) {
-            let ids: Vec<&[u32]> = rows.iter().map(|s| s.ids.as_slice()).collect();
-            let masked: Vec<(&[u32], &[bool])> = rows.iter().map(|s| (s.ids.as_slice(), s.mask.as_slice())).collect();
-            let ids = self.backbone.ids(&ids)?;
-            let Some(targets) = Targets::new(&masked, ids.dims()[1], &self.backbone.device()) else { continue };
+            let (ids, targets) = inputs(&self.backbone, rows)?;
             let hidden = policy.backbone.hidden(ids, policy.factors.as_ref(), None);
             let scored = nll::per_token(&policy.backbone, policy.factors.as_ref(), hidden, &targets);
             let nll = scored.nll.clone().into_data().try_to_vec::<f32>().expect("f32");
