@@ -53,7 +53,7 @@ fn main() -> Result<()> {
     let (trainable, mut parameters) = Trainable::full(&backbone);
     let train = Train { lr: 2e-3, schedule: Schedule::Cosine, warmup: 100.0, ..Train::default() };
     let adam = AdamW { beta1: 0.9, beta2: 0.98, eps: 1e-8, weight_decay: 0.0 };
-    let plan = Plan { micro_rows: BATCH / 2, recompute: Some(false) };
+    let plan = Plan { micro_rows: None, recompute: Some(false) };
 
     let begun = Instant::now();
     let mut n_tokens = 0;
@@ -133,10 +133,10 @@ fn share_all_right(chat: &Chat, tools: &[serde_json::Value], policy: &Policy<'_>
     let mut n_right = 0;
     for document in documents.take(64) {
         let document = document?;
-        let ids = backbone.ids(&[&document.all.ids])?;
+        let tokens = backbone.tokens(&[&document.all.ids])?;
         let targets =
-            Targets::new(&[(&document.all.ids, &document.turns)], document.all.ids.len(), &backbone.device()).context("turns")?;
-        let scored = nll::per_token(backbone, None, backbone.hidden(ids, None, None), &targets);
+            Targets::new(&[(&document.all.ids, &document.turns)], &backbone.device()).context("turns")?;
+        let scored = nll::per_token(backbone, None, backbone.hidden(&tokens, None, None), &targets);
         n_right += usize::from(scored.n_top1() == targets.len());
     }
     Ok(n_right as f64 / 64.0)

@@ -516,7 +516,7 @@ fn b_is_trained_from_step_one_and_frozen_weights_have_no_gradient() {
     let batch: Vec<&Sample> = batch.iter().take(4).collect();
     let norms = |parameters: &[optim::Parameter]| -> Vec<f64> {
         let values: Vec<_> = parameters.iter().map(|p| p.value.clone()).collect();
-        let plan = Plan { micro_rows: 2, recompute: None };
+        let plan = Plan { micro_rows: Some(2), recompute: None };
         let result = batch_gradient(&trainable, &backbone, &values, &batch, plan).expect("ids fit").expect("supervised tokens");
         result.gradients.into_iter().map(|g| optim::global_norm(&[g.expect("a gradient")])).collect()
     };

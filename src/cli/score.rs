@@ -6,7 +6,6 @@ use std::{
     process::ExitCode,
 };
 
-use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use weact::core::{
@@ -198,8 +197,7 @@ fn batches(rows: &[Row]) -> Vec<Vec<usize>> {
 /// The scores of one batch's rows, in their order.
 fn score(backbone: &Backbone, factors: Option<&FactorMap>, rows: &[&Row], with_logits: bool) -> Result<Vec<Scored>> {
     let ids: Vec<&[u32]> = rows.iter().map(|row| row.ids.as_slice()).collect();
-    let hidden = backbone.hidden(backbone.ids(&ids)?, factors, None); // [rows, width, d]
-    let [_, width, d] = hidden.dims();
+    let hidden = backbone.hidden(&backbone.tokens(&ids)?, factors, None); // [positions of all rows, d]
     let block = (BLOCK_LOGITS / backbone.config.vocab_size).max(1);
 
     let mut scored: Vec<Scored> = rows.iter().map(|row| empty(row)).collect();
@@ -209,7 +207,7 @@ fn score(backbone: &Backbone, factors: Option<&FactorMap>, rows: &[&Row], with_l
         let mut masks: Vec<Vec<bool>> = ids.iter().map(|ids| vec![false; ids.len()]).collect();
         positions.iter().for_each(|(row, i)| masks[*row][*i] = true);
         let paired: Vec<(&[u32], &[bool])> = ids.iter().zip(&masks).map(|(ids, mask)| (*ids, mask.as_slice())).collect();
-        let targets = Targets::new(&paired, width, &backbone.device()).expect("a chunk has positions");
+        let targets = Targets::new(&paired, &backbone.device()).expect("a chunk has positions");
         let predicted = per_token(backbone, factors, hidden.clone(), &targets);
         let (nll, best) = (predicted.nll.into_data(), predicted.best.into_data());
         for (((row, i), nll), best) in positions.iter().zip(nll.iter::<f32>()).zip(best.iter::<i64>()) {
@@ -221,8 +219,10 @@ fn score(backbone: &Backbone, factors: Option<&FactorMap>, rows: &[&Row], with_l
         }
     }
     if with_logits {
+        let mut first = 0;
         for (row, (scored, ids)) in scored.iter_mut().zip(&ids).enumerate() {
-            let hidden: Tensor<2> = hidden.clone().narrow(0, row, 1).reshape([width, d]).narrow(0, 0, ids.len());
+            let hidden = hidden.clone().narrow(0, first, ids.len());
+            first += ids.len();
             for part in hidden.split(block, 0) {
                 scored.logits.extend(backbone.logits(part, factors).into_data().iter::<f32>());
             }

@@ -10,6 +10,7 @@ pub mod message;
 pub mod trajectory;
 pub mod episode;
 pub mod lora;
+pub mod ops;
 pub mod adapter;
 pub mod card;
 pub mod registry;

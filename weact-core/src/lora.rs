@@ -124,18 +124,6 @@ impl Factors {
     }
 }
 
-/// `y = x W + scale * (x a) b`: Eq. 1 with the adapter passed in.
-///
-/// # Shapes
-/// - `x`: `[n, d_in]`, `weight`: `[d_in, d_out]`
-/// - output: `[n, d_out]`
-pub fn lora_linear(x: Tensor<2>, weight: Tensor<2>, factors: Option<&Factors>) -> Tensor<2> {
-    match factors {
-        None => x.matmul(weight),
-        Some(factors) => x.clone().matmul(weight) + factors.apply(x),
-    }
-}
-
 /// The factors of a whole adapter by module.
 pub type FactorMap = BTreeMap<Module, Factors>;
 
@@ -156,25 +144,7 @@ pub fn check_modules(factors: &FactorMap, n_layers: usize) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::{Device, TensorData};
-
     use super::*;
-
-    fn matrix<const M: usize, const N: usize>(rows: [[f32; N]; M]) -> Tensor<2> {
-        Tensor::from_data(TensorData::from(rows), &Device::flex())
-    }
-
-    /// x = [1 2], W = I, a = [1 1]^T, b = [10 20], scale 0.5: y = [1 2] + 0.5 * 3 * [10 20] = [16 32].
-    #[test]
-    fn lora_linear_is_equation_1_worked_by_hand() {
-        let factors = Factors { a: matrix([[1.0], [1.0]]), b: matrix([[10.0, 20.0]]), scale: 0.5 };
-        let (x, w) = (matrix([[1.0, 2.0]]), matrix([[1.0, 0.0], [0.0, 1.0]]));
-        let y = lora_linear(x.clone(), w.clone(), Some(&factors)).into_data().try_to_vec::<f32>().expect("f32");
-        assert_eq!(y, [16.0, 32.0]);
-        let zero = Factors { b: matrix([[0.0, 0.0]]), ..factors };
-        let base = lora_linear(x.clone(), w.clone(), None).into_data();
-        assert_eq!(lora_linear(x, w, Some(&zero)).into_data(), base);
-    }
 
     #[test]
     fn a_target_that_matches_nothing_is_refused_with_the_near_name() {

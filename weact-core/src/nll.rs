@@ -1,28 +1,30 @@
 //! Negative log-likelihood of supervised tokens: the sum of Eq. 5 and the mean of Appendix E.3, from hidden states.
 
-use burn::tensor::{Device, Int, Tensor, TensorData, activation::log_softmax};
+use burn::tensor::{Device, Int, Tensor, TensorData};
 
-use crate::{Backbone, lora::FactorMap};
+use crate::{Backbone, lora::FactorMap, model::backbone::head_factors, ops};
 
-/// Which positions of a padded batch predict a supervised token, and which token.
+/// Which positions of packed sequences predict a supervised token, and which token.
 #[derive(Clone, Debug)]
 pub struct Targets {
-    positions: Tensor<1, Int>, // [n], flat index of the position *before* the token
+    positions: Tensor<1, Int>, // [n], the position *before* the token
     tokens: Tensor<1, Int>,    // [n]
     n: usize,
 }
 
 impl Targets {
-    /// Of `rows` (ids and mask, equally long), padded to `width`: token `i` of a row counts where its mask is true and is
+    /// Of `rows` (ids and mask, equally long), one after another: token `i` of a row counts where its mask is true and is
     /// predicted from position `i - 1`; token 0 has no prediction and counts for nothing. `None` where nothing counts.
-    pub fn new(rows: &[(&[u32], &[bool])], width: usize, device: &Device) -> Option<Self> {
+    pub fn new(rows: &[(&[u32], &[bool])], device: &Device) -> Option<Self> {
         let mut positions = Vec::new();
         let mut tokens = Vec::new();
-        for (row, (ids, mask)) in rows.iter().enumerate() {
+        let mut first = 0;
+        for (ids, mask) in rows {
             for i in (1..ids.len()).filter(|i| mask[*i]) {
-                positions.push((row * width + i - 1) as i64);
+                positions.push((first + i - 1) as i64);
                 tokens.push(i64::from(ids[i]));
             }
+            first += ids.len();
         }
         let n = tokens.len();
         let place = |values: Vec<i64>| Tensor::from_data(TensorData::new(values, [n]), device);
@@ -61,28 +63,20 @@ impl Scored {
 /// Scores each supervised token. Logits are computed for supervised positions only.
 ///
 /// # Shapes
-/// - `hidden`: `[rows, width, d]`
-pub fn per_token(backbone: &Backbone, factors: Option<&FactorMap>, hidden: Tensor<3>, targets: &Targets) -> Scored {
-    let logits = supervised_logits(backbone, factors, hidden, targets);
-    let best = logits.clone().argmax(1).squeeze_dim::<1>(1); // [n]
-    Scored { nll: negative_log_likelihood(logits, targets), best, tokens: targets.tokens.clone() }
+/// - `hidden`: `[n, d]`, the rows' positions one after another
+pub fn per_token(backbone: &Backbone, factors: Option<&FactorMap>, hidden: Tensor<2>, targets: &Targets) -> Scored {
+    let supervised = hidden.select(0, targets.positions.clone());
+    let tokens = targets.tokens.clone();
+    let (nll, best) =
+        ops::token_scores(backbone.operators, supervised, &backbone.head, head_factors(factors), tokens.clone());
+    Scored { nll, best, tokens }
 }
 
 /// Eq. 5 over one batch: `sum_n m_n * -log pi(x_n | x_<n)`, in nats. Who averages, divides by the supervised tokens of the whole
 /// update.
-pub fn masked_sum(backbone: &Backbone, factors: Option<&FactorMap>, hidden: Tensor<3>, targets: &Targets) -> Tensor<1> {
-    negative_log_likelihood(supervised_logits(backbone, factors, hidden, targets), targets).sum()
-}
-
-fn supervised_logits(backbone: &Backbone, factors: Option<&FactorMap>, hidden: Tensor<3>, targets: &Targets) -> Tensor<2> {
-    let [rows, width, d] = hidden.dims();
-    let supervised = hidden.reshape([rows * width, d]).select(0, targets.positions.clone()); // [n, d]
-    backbone.logits(supervised, factors) // [n, vocab]
-}
-
-fn negative_log_likelihood(logits: Tensor<2>, targets: &Targets) -> Tensor<1> {
-    let of_tokens = log_softmax(logits, 1).gather(1, targets.tokens.clone().unsqueeze_dim::<2>(1)); // [n, 1]
-    of_tokens.squeeze_dim::<1>(1).neg() // [n]
+pub fn masked_sum(backbone: &Backbone, factors: Option<&FactorMap>, hidden: Tensor<2>, targets: &Targets) -> Tensor<1> {
+    let supervised = hidden.select(0, targets.positions.clone());
+    ops::token_nll(backbone.operators, supervised, &backbone.head, head_factors(factors), targets.tokens.clone()).sum()
 }
 
 /// E.3's mean over one record's supervised tokens; `None` where there is none.

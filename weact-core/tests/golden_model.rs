@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use safetensors::SafeTensors;
 use weact_core::{
     Adapter, Backbone,
@@ -77,9 +77,8 @@ fn max_difference(a: &[f32], b: &[f32]) -> f32 {
 
 fn logits(backbone: &Backbone, factors: Option<&FactorMap>, rows: &[Vec<u32>]) -> Vec<f32> {
     let rows: Vec<&[u32]> = rows.iter().map(Vec::as_slice).collect();
-    let hidden = backbone.hidden(backbone.ids(&rows).expect("legal ids"), factors, None);
-    let [batch, seq, d] = hidden.dims();
-    values(backbone.logits(hidden.reshape([batch * seq, d]), factors))
+    let hidden = backbone.hidden(&backbone.tokens(&rows).expect("legal ids"), factors, None);
+    values(backbone.logits(hidden, factors))
 }
 
 #[test]
@@ -106,9 +105,8 @@ fn greedy_continuations_equal_with_a_cache_fed_token_by_token() {
             let mut cache = KvCache::new(&backbone.config, 4);
             let mut new = ids.clone();
             while ids.len() < expected.len() {
-                let hidden = backbone.hidden(backbone.ids(&[&new]).expect("legal ids"), factors, Some(&mut cache));
-                let [_, n_new, d] = hidden.dims();
-                let last = backbone.logits(hidden.narrow(1, n_new - 1, 1).reshape([1, d]), factors);
+                let hidden = backbone.hidden(&backbone.tokens(&[&new]).expect("legal ids"), factors, Some(&mut cache));
+                let last = backbone.logits(hidden.narrow(0, new.len() - 1, 1), factors);
                 let next = last.argmax(1).into_scalar::<i64>() as u32;
                 ids.push(next);
                 new = vec![next];
@@ -135,10 +133,10 @@ fn gradients_of_every_factor_equal_pefts() {
         let rows = golden.rows();
         let masks: Vec<Vec<bool>> = golden.ids("labels").chunks(40).map(|r| r.iter().map(|l| *l != -100).collect()).collect();
         let paired: Vec<(&[u32], &[bool])> = rows.iter().zip(&masks).map(|(r, m)| (r.as_slice(), m.as_slice())).collect();
-        let targets = Targets::new(&paired, 40, &backbone.device()).expect("supervised tokens");
+        let targets = Targets::new(&paired, &backbone.device()).expect("supervised tokens");
         let ids: Vec<&[u32]> = rows.iter().map(Vec::as_slice).collect();
-        let ids: Tensor<2, Int> = backbone.ids(&ids).expect("legal ids");
-        let loss = nll::masked_sum(&backbone, Some(&factors), backbone.hidden(ids, Some(&factors), None), &targets)
+        let tokens = backbone.tokens(&ids).expect("legal ids");
+        let loss = nll::masked_sum(&backbone, Some(&factors), backbone.hidden(&tokens, Some(&factors), None), &targets)
             / targets.len() as f64;
         let expected = golden.f32("loss.adapter")[0];
         assert!((loss.clone().into_scalar::<f32>() - expected).abs() < 1e-4, "{case}: loss");

@@ -302,8 +302,7 @@ fn prefill(
     on_chunk: &mut dyn FnMut(Tensor<2>),
 ) -> Result<()> {
     for chunk in ids[cache.len()..].chunks(CHUNK) {
-        let hidden = backbone.hidden(backbone.ids(&[chunk])?, factors, Some(cache)); // [1, n, hidden]
-        on_chunk(hidden.squeeze_dim(0));
+        on_chunk(backbone.hidden(&backbone.tokens(&[chunk])?, factors, Some(cache)));
     }
     Ok(())
 }
@@ -385,8 +384,8 @@ pub(crate) mod tests {
     /// Logits without session, cache or chunks.
     fn cold(engine: &Engine, handle: Option<&AdapterHandle>, ids: &[u32]) -> Vec<f32> {
         let (backbone, factors) = (engine.backbone(), handle.map(AdapterHandle::factors));
-        let hidden = backbone.hidden(backbone.ids(&[ids]).expect("legal ids"), factors, None); // [1, n, hidden]
-        to_vec(backbone.logits(hidden.narrow(1, ids.len() - 1, 1).squeeze_dim(0), factors))
+        let hidden = backbone.hidden(&backbone.tokens(&[ids]).expect("legal ids"), factors, None);
+        to_vec(backbone.logits(hidden.narrow(0, ids.len() - 1, 1), factors))
     }
 
     fn difference(a: &[f32], b: &[f32]) -> f32 {

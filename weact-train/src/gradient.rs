@@ -1,17 +1,16 @@
 //! The gradient of one update: Eq. 5 summed over a batch's supervised tokens and divided by their number, whatever the
 //! micro-batches.
 
-use burn::tensor::{Int, Tensor};
-use rayon::prelude::*;
+use burn::tensor::Tensor;
 use weact_core::{
     Backbone,
-    model::backbone::block_factors,
+    model::{Tokens, backbone::block_factors},
     nll::{self, Targets},
     sample::Sample,
 };
 
 use crate::{
-    Result,
+    Result, memory,
     trainable::{Policy, Trainable},
 };
 
@@ -32,11 +31,14 @@ pub struct BatchGradient {
 /// How a batch is computed; no choice changes the result beyond rounding.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// Samples computed at a time.
-    pub micro_rows: usize,
+    /// Samples computed at a time, packed into one row without padding; `None` packs up to [`MICRO_TOKENS`].
+    pub micro_rows: Option<usize>,
     /// Recompute each block in the backward pass; `None` decides by size.
     pub recompute: Option<bool>,
 }
+
+/// Tokens computed at a time by default: more make the products no faster.
+pub const MICRO_TOKENS: usize = 2048;
 
 /// The gradient over `batch`, or `None` if none of its tokens is supervised.
 ///
@@ -54,35 +56,37 @@ pub fn batch_gradient(
     if n_supervised == 0 {
         return Ok(None);
     }
-    let micro_batches: Vec<&[&Sample]> = rows.chunks(plan.micro_rows).collect();
-    let one = |micro: &&[&Sample]| {
-        let recompute = plan.recompute.unwrap_or_else(|| kept_bytes(backbone, micro) > KEEP_BYTES);
-        let gradient = if recompute { block_by_block } else { whole_graph };
-        gradient(trainable, backbone, values, micro, n_supervised)
-    };
-    // Micro-batches are independent, and Burn's element-wise CPU operators use one thread each: as many run at a time as there are
-    // threads. The sum is in order, so that threads don't change the result.
     let mut total = 0.0;
     let mut sums: Vec<Option<Tensor<1>>> = vec![None; values.len()];
-    for wave in micro_batches.chunks(rayon::current_num_threads()) {
-        let parts: Vec<(f64, Vec<Option<Tensor<1>>>)> = wave.par_iter().map(one).collect::<Result<_>>()?;
-        for (loss, gradients) in parts {
-            total += loss;
-            for (sum, gradient) in sums.iter_mut().zip(gradients) {
-                accumulate(sum, gradient);
-            }
+    for micro in micro_batches(&rows, plan.micro_rows) {
+        let lengths: Vec<usize> = micro.iter().map(|s| s.ids.len()).collect();
+        let kept = || memory::kept_bytes(&backbone.config, trainable, &lengths);
+        let recompute = plan.recompute.unwrap_or_else(|| kept() > KEEP_BYTES);
+        let gradient = if recompute { block_by_block } else { whole_graph };
+        let (loss, gradients) = gradient(trainable, backbone, values, micro, n_supervised)?;
+        total += loss;
+        for (sum, gradient) in sums.iter_mut().zip(gradients) {
+            accumulate(sum, gradient);
         }
     }
     Ok(Some(BatchGradient { loss: total, n_supervised, gradients: sums }))
 }
 
-/// What a whole graph keeps for its backward pass, roughly: per block and position some 12 vectors of the stream's width and 5 of
-/// the feed-forward's, and four attention matrices per head.
-fn kept_bytes(backbone: &Backbone, rows: &[&Sample]) -> usize {
-    let config = &backbone.config;
-    let width = rows.iter().map(|s| s.ids.len()).max().unwrap_or(0);
-    let per_position = 12 * config.hidden_size + 5 * config.intermediate_size + 4 * config.n_heads * width;
-    rows.len() * width * per_position * config.n_layers * 4
+/// Runs of rows that are computed together, in order.
+pub(crate) fn micro_batches<'a, 'b>(rows: &'a [&'b Sample], micro_rows: Option<usize>) -> Vec<&'a [&'b Sample]> {
+    if let Some(n) = micro_rows {
+        return rows.chunks(n).collect();
+    }
+    let (mut batches, mut first, mut tokens) = (Vec::new(), 0, 0);
+    for (i, row) in rows.iter().enumerate() {
+        if i > first && tokens + row.ids.len() > MICRO_TOKENS {
+            batches.push(&rows[first..i]);
+            (first, tokens) = (i, 0);
+        }
+        tokens += row.ids.len();
+    }
+    batches.push(&rows[first..]);
+    batches
 }
 
 fn accumulate(sum: &mut Option<Tensor<1>>, gradient: Option<Tensor<1>>) {
@@ -92,16 +96,16 @@ fn accumulate(sum: &mut Option<Tensor<1>>, gradient: Option<Tensor<1>>) {
     };
 }
 
-/// The rows' ids, padded, and their supervised positions.
+/// The rows' ids and their supervised positions.
 ///
 /// # Panics
 /// If no token of the rows is supervised.
-pub(crate) fn inputs(backbone: &Backbone, rows: &[&Sample]) -> Result<(Tensor<2, Int>, Targets)> {
+pub(crate) fn inputs(backbone: &Backbone, rows: &[&Sample]) -> Result<(Tokens, Targets)> {
     let ids: Vec<&[u32]> = rows.iter().map(|s| s.ids.as_slice()).collect();
-    let ids = backbone.ids(&ids)?;
+    let tokens = backbone.tokens(&ids)?;
     let masked: Vec<(&[u32], &[bool])> = rows.iter().map(|s| (s.ids.as_slice(), s.mask.as_slice())).collect();
-    let targets = Targets::new(&masked, ids.dims()[1], &backbone.device()).expect("every row has a supervised token");
-    Ok((ids, targets))
+    let targets = Targets::new(&masked, &backbone.device()).expect("every row has a supervised token");
+    Ok((tokens, targets))
 }
 
 fn leaves(values: &[Tensor<1>]) -> Vec<Tensor<1>> {
@@ -120,10 +124,10 @@ fn whole_graph(
     rows: &[&Sample],
     n: usize,
 ) -> Result<(f64, Vec<Option<Tensor<1>>>)> {
-    let (ids, targets) = inputs(backbone, rows)?;
+    let (tokens, targets) = inputs(backbone, rows)?;
     let leaves = leaves(values);
     let policy = trainable.policy(backbone, &leaves);
-    let hidden = policy.backbone.hidden(ids, policy.factors.as_ref(), None);
+    let hidden = policy.backbone.hidden(&tokens, policy.factors.as_ref(), None);
     let loss = nll::masked_sum(&policy.backbone, policy.factors.as_ref(), hidden, &targets) / n as f64;
     let gradients = loss.backward();
     Ok((scalar(loss.inner()), leaves.iter().map(|leaf| leaf.grad(&gradients)).collect()))
@@ -138,21 +142,22 @@ fn block_by_block(
     rows: &[&Sample],
     n: usize,
 ) -> Result<(f64, Vec<Option<Tensor<1>>>)> {
-    let (ids, targets) = inputs(backbone, rows)?;
+    let (tokens, targets) = inputs(backbone, rows)?;
     let plain = trainable.policy(backbone, values);
-    let (rotation, mask) = backbone.positions(0, ids.dims()[1]);
-    let block = |policy: &Policy<'_>, layer: usize, x: Tensor<3>| {
+    let positions = backbone.positions(0, &tokens.lengths);
+    let block = |policy: &Policy<'_>, layer: usize, x: Tensor<2>| {
         let factors = block_factors(policy.factors.as_ref(), layer);
-        policy.backbone.blocks[layer].forward(&policy.backbone.config, x, factors, (&rotation, mask.as_ref()), None)
+        let how = (&backbone.config, backbone.operators);
+        policy.backbone.blocks[layer].forward(how, x, factors, &positions, None)
     };
-    let mut boundaries = vec![plain.backbone.embed(ids.clone())];
+    let mut boundaries = vec![plain.backbone.embed(tokens.ids.clone())];
     for layer in 0..plain.backbone.blocks.len() {
         let x = block(&plain, layer, boundaries[layer].clone());
         boundaries.push(x);
     }
     let mut sums: Vec<Option<Tensor<1>>> = vec![None; values.len()];
     let mut loss = 0.0;
-    let mut upstream: Option<Tensor<3>> = None;
+    let mut upstream: Option<Tensor<2>> = None;
     // The last segment is final norm, head and loss; before it the blocks, last to first; the embedding only where it is trained.
     for segment in (0..=plain.backbone.blocks.len()).rev() {
         let leaves = leaves(values);
@@ -177,7 +182,7 @@ fn block_by_block(
         let leaves = leaves(values);
         let policy = trainable.policy(backbone, &leaves);
         let upstream = upstream.expect("the first block passes a gradient down");
-        let gradients = (policy.backbone.embed(ids) * upstream).sum().backward();
+        let gradients = (policy.backbone.embed(tokens.ids) * upstream).sum().backward();
         for (sum, leaf) in sums.iter_mut().zip(&leaves) {
             accumulate(sum, leaf.grad(&gradients));
         }

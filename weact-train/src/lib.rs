@@ -9,6 +9,7 @@ pub mod dataset;
 pub mod batch;
 pub mod schedule;
 pub mod trainable;
+pub mod memory;
 pub mod gradient;
 pub mod optim;
 pub mod checkpoint;

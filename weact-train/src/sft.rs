@@ -31,17 +31,13 @@ use crate::{
     checkpoint::{self, Position},
     config::{Kind, Run},
     dataset::{self, Dataset, Tolerance},
-    gradient::{BatchGradient, Plan, batch_gradient, inputs},
+    gradient::{BatchGradient, Plan, batch_gradient, inputs, micro_batches},
     log::{Data, Done, Event, Log, Step, Validation},
     optim::{self, AdamW, Parameter},
     run_directory::{self, Existing},
     schedule::learning_rate,
     trainable::{Trainable, values_of},
 };
-
-/// Micro-batches of an update where the configuration does not say: independent of the machine, so that its cores don't change the
-/// result.
-const MICRO_BATCHES: usize = 4;
 
 /// Files of the source model that a full training hands on as they are.
 pub(crate) const COPIED: [&str; 5] =
@@ -247,13 +243,10 @@ impl Prepared {
         let lengths: Vec<usize> = self.data.samples.iter().map(|s| s.ids.len()).collect();
         let indices = batch::of_step(&lengths, t.batch_rows, t.seed, step);
         let batch: Vec<&Sample> = indices.iter().map(|i| &self.data.samples[*i]).collect();
-        let micro_rows = t.micro_rows.unwrap_or_else(|| t.batch_rows.div_ceil(MICRO_BATCHES));
         let lr = learning_rate(t, step, self.n_steps);
         let tokens: usize = batch.iter().map(|s| s.ids.len()).sum();
-        let computed: usize = batch.chunks(micro_rows).map(|m| m.len() * m.iter().map(|s| s.ids.len()).max().unwrap_or(0)).sum();
-        let padding = 1.0 - tokens as f64 / computed as f64;
-        let result =
-            batch_gradient(&self.trainable, &self.backbone, &self.values(), &batch, Plan { micro_rows, recompute: t.recompute })?;
+        let plan = Plan { micro_rows: t.micro_rows, recompute: t.recompute };
+        let result = batch_gradient(&self.trainable, &self.backbone, &self.values(), &batch, plan)?;
         let (mut loss, mut grad_norm, mut trained_tokens) = (None, None, 0);
         if let Some(result) = result {
             (loss, trained_tokens) = (Some(result.loss), result.n_supervised);
@@ -264,7 +257,7 @@ impl Prepared {
             adam.update(&mut self.parameters, &gradients, lr, position.updates);
         }
         position.step = step;
-        Ok(Step { step, loss, trained_tokens, tokens, padding, lr, grad_norm, wall_s: begun.elapsed().as_secs_f64() })
+        Ok(Step { step, loss, trained_tokens, tokens, padding: 0.0, lr, grad_norm, wall_s: begun.elapsed().as_secs_f64() })
     }
 
     /// The gradients, once they are known to be there and finite. Before the first update every trained tensor must get one: `A`
@@ -309,10 +302,9 @@ impl Prepared {
         let (mut sum, mut hits, mut tokens) = (0.0, 0, 0);
         let mut by_length: Vec<&Sample> = valid.samples.iter().collect();
         by_length.sort_by_key(|s| s.ids.len());
-        let rows_at_a_time = run.train.micro_rows.unwrap_or(run.train.batch_rows);
-        for rows in by_length.chunks(rows_at_a_time) {
-            let (ids, targets) = inputs(&self.backbone, rows)?;
-            let hidden = policy.backbone.hidden(ids, policy.factors.as_ref(), None);
+        for rows in micro_batches(&by_length, run.train.micro_rows) {
+            let (tokens_of_rows, targets) = inputs(&self.backbone, rows)?;
+            let hidden = policy.backbone.hidden(&tokens_of_rows, policy.factors.as_ref(), None);
             let scored = nll::per_token(&policy.backbone, policy.factors.as_ref(), hidden, &targets);
             let nll = scored.nll.clone().into_data().try_to_vec::<f32>().expect("f32");
             sum += nll.iter().map(|x| f64::from(*x)).sum::<f64>();

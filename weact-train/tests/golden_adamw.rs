@@ -51,7 +51,7 @@ fn sample(ids: Vec<u32>, mask: Vec<bool>) -> Sample {
     Sample { id: "row".to_owned(), capability, ids, mask, left_out: Default::default(), dropped_exchanges: 0 }
 }
 
-const WHOLE: Plan = Plan { micro_rows: 5, recompute: Some(false) };
+const WHOLE: Plan = Plan { micro_rows: Some(5), recompute: Some(false) };
 
 #[test]
 fn five_adamw_updates_equal_torch_and_peft() {
@@ -87,7 +87,7 @@ fn a_batch_has_one_gradient_whatever_the_micro_batches() {
     for (trainable, parameters) in [Trainable::from_adapter(&adapter, &Device::flex()), Trainable::full(&backbone)] {
         let values: Vec<_> = parameters.iter().map(|p| p.value.clone()).collect();
         let run = |micro_rows, recompute| -> BatchGradient {
-            let plan = Plan { micro_rows, recompute: Some(recompute) };
+            let plan = Plan { micro_rows: Some(micro_rows), recompute: Some(recompute) };
             batch_gradient(&trainable, &backbone, &values, &batch, plan).expect("it runs").expect("tokens")
         };
         let whole = run(5, false);
@@ -113,7 +113,7 @@ fn the_same_batch_twice_gives_the_same_bits() {
     let (trainable, parameters) = Trainable::from_adapter(&adapter, &Device::flex());
     let values: Vec<_> = parameters.iter().map(|p| p.value.clone()).collect();
     for recompute in [false, true] {
-        let plan = Plan { micro_rows: 1, recompute: Some(recompute) };
+        let plan = Plan { micro_rows: Some(1), recompute: Some(recompute) };
         let run = || batch_gradient(&trainable, &backbone, &values, &batch, plan).expect("it runs").expect("tokens");
         let (a, b) = (run(), run());
         assert_eq!(a.loss.to_bits(), b.loss.to_bits());

@@ -23,6 +23,7 @@ use crate::{
         block::{Block, Linear},
         config::Family,
     },
+    ops::Operators,
 };
 
 const EMBEDDING: &str = "model.embed_tokens.weight";
@@ -147,6 +148,7 @@ impl Checkpoint {
         let head = if self.config.tied { embedding.clone() } else { stored(HEAD)? };
         Ok(Backbone {
             config: self.config.clone(),
+            operators: Operators::best_for(device, dtype),
             blocks: (0..self.config.n_layers).map(block).collect::<Result<_>>()?,
             norm: vector("model.norm.weight")?,
             head: head.transpose(),

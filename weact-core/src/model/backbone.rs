@@ -1,17 +1,15 @@
 //! The whole decoder: embedding, blocks, final norm, output head.
 
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Int, Tensor};
 
 use super::{
-    Config,
-    attention::causal_mask,
-    block::{Block, BlockFactors, rms_norm},
+    Config, Tokens,
+    block::{Block, BlockFactors, in_dtype},
     cache::KvCache,
-    rope::Rotation,
 };
 use crate::{
-    Error, Result,
-    lora::{FactorMap, Module, Projection, lora_linear},
+    lora::{FactorMap, Factors, Module, Projection},
+    ops::{self, Operators},
 };
 
 /// A decoder's weights. They never change while an adapter is trained or run.
@@ -19,6 +17,8 @@ use crate::{
 pub struct Backbone {
     /// The architecture.
     pub config: Config,
+    /// Which body of the operators runs.
+    pub operators: Operators,
     /// `[vocab, hidden]`
     pub embedding: Tensor<2>,
     /// In order.
@@ -53,46 +53,41 @@ impl Backbone {
     }
 
     /// The final hidden states (after the last norm) of new positions; `cache` holds the positions before them and is extended.
-    /// Without a cache the rows are independent sequences from position 0, padded on the right: padding comes after every real
-    /// position and so changes none of them.
     ///
     /// # Shapes
-    /// - `ids`: `[batch, n_new]` (batch 1 with a cache)
-    /// - output: `[batch, n_new, hidden]`
-    pub fn hidden(&self, ids: Tensor<2, Int>, factors: Option<&FactorMap>, mut cache: Option<&mut KvCache>) -> Tensor<3> {
-        let n_new = ids.dims()[1];
-        let device = self.device();
-        let past = cache.as_ref().map_or(0, |c| c.len());
-        let (rotation, mask) = self.positions(past, n_new);
+    /// - output: `[n, hidden]`, the sequences' positions one after another
+    ///
+    /// # Panics
+    /// If there is a cache and more than one sequence.
+    pub fn hidden(&self, tokens: &Tokens, factors: Option<&FactorMap>, mut cache: Option<&mut KvCache>) -> Tensor<2> {
+        assert!(cache.is_none() || tokens.lengths.len() == 1, "a cache belongs to one sequence");
+        let positions = self.positions(cache.as_ref().map_or(0, |c| c.len()), &tokens.lengths);
         if let Some(cache) = cache.as_deref_mut() {
-            cache.reserve(n_new, &device);
+            cache.reserve(tokens.n(), &self.device());
         }
-        let mut x = self.embed(ids);
+        let mut x = self.embed(tokens.ids.clone());
         for (layer, block) in self.blocks.iter().enumerate() {
             let layer_cache = cache.as_deref_mut().map(|c| (c, layer));
-            x = block.forward(&self.config, x, block_factors(factors, layer), (&rotation, mask.as_ref()), layer_cache);
+            x = block.forward((&self.config, self.operators), x, block_factors(factors, layer), &positions, layer_cache);
         }
         if let Some(cache) = cache {
-            cache.advance(n_new);
+            cache.advance(tokens.n());
         }
         self.final_norm(x)
     }
 
-    /// Token embeddings, `[batch, seq] -> [batch, seq, hidden]`.
-    pub fn embed(&self, ids: Tensor<2, Int>) -> Tensor<3> {
-        burn::tensor::module::embedding(self.embedding.clone(), ids)
-    }
-
-    /// Rotation and causal mask of `n_new` positions after `past`; a single position needs no mask.
-    pub fn positions(&self, past: usize, n_new: usize) -> (Rotation, Option<Tensor<4>>) {
-        let device = self.device();
-        let rotation = Rotation::new(&self.config.rope, self.config.head_dim, past, n_new, &device);
-        (rotation, (n_new > 1).then(|| causal_mask(past, n_new, &device)))
+    /// Token embeddings, `[n] -> [n, hidden]`, in the activations' dtype: f32 where the fused operators run.
+    pub fn embed(&self, ids: Tensor<1, Int>) -> Tensor<2> {
+        let rows = self.embedding.clone().select(0, ids);
+        match self.operators {
+            Operators::Fused => in_dtype(rows, DType::F32),
+            Operators::Composed => rows,
+        }
     }
 
     /// The norm after the last block.
-    pub fn final_norm(&self, x: Tensor<3>) -> Tensor<3> {
-        rms_norm(x, &self.norm, self.config.rms_norm_eps)
+    pub fn final_norm(&self, x: Tensor<2>) -> Tensor<2> {
+        ops::rms_norm(self.operators, x, &self.norm, self.config.rms_norm_eps)
     }
 
     /// Logits of hidden states, in f32.
@@ -101,29 +96,7 @@ impl Backbone {
     /// - `hidden`: `[n, hidden]`
     /// - output: `[n, vocab]`
     pub fn logits(&self, hidden: Tensor<2>, factors: Option<&FactorMap>) -> Tensor<2> {
-        let update = factors.and_then(|f| f.get(&Module { layer: None, projection: Projection::LmHead }));
-        lora_linear(hidden, self.head.clone(), update).cast(DType::F32)
-    }
-
-    /// Token ids as a tensor on this device, padded on the right with id 0.
-    ///
-    /// # Shapes
-    /// - output: `[rows, longest row]`
-    ///
-    /// # Errors
-    /// If an id is outside the vocabulary or there is no id at all.
-    pub fn ids(&self, rows: &[&[u32]]) -> Result<Tensor<2, Int>> {
-        let longest = rows.iter().map(|r| r.len()).max().unwrap_or(0);
-        if longest == 0 {
-            return Err(Error::Model("there are no token ids to run".to_owned()));
-        }
-        if let Some(id) = rows.iter().flat_map(|r| r.iter()).find(|id| **id as usize >= self.config.vocab_size) {
-            return Err(Error::Model(format!("token id {id} is outside the model's vocabulary of {}", self.config.vocab_size)));
-        }
-        let padded =
-            |row: &&[u32]| row.iter().map(|id| i64::from(*id)).chain(std::iter::repeat(0)).take(longest).collect::<Vec<_>>();
-        let flat: Vec<i64> = rows.iter().flat_map(padded).collect();
-        Ok(Tensor::from_data(TensorData::new(flat, [rows.len(), longest]), &self.device()))
+        in_dtype(ops::linear(self.operators, hidden, &self.head, head_factors(factors), None), DType::F32)
     }
 
     /// The same backbone with each weight replaced by `f(its Hugging Face name, it)`, in file order. Tied heads follow the
@@ -158,6 +131,11 @@ impl Backbone {
 /// The factors of one block's projections.
 pub fn block_factors(factors: Option<&FactorMap>, layer: usize) -> BlockFactors<'_> {
     Projection::BLOCK.map(|projection| factors.and_then(|f| f.get(&Module { layer: Some(layer), projection })))
+}
+
+/// The factors of the output head.
+pub fn head_factors(factors: Option<&FactorMap>) -> Option<&Factors> {
+    factors.and_then(|f| f.get(&Module { layer: None, projection: Projection::LmHead }))
 }
 
 fn map_vector(f: &mut Mapping<'_>, name: &str, weight: &Tensor<1>) -> Tensor<1> {

@@ -1,9 +1,12 @@
 //! One transformer block: attention and feed-forward part, each after its RMSNorm and added to the residual stream.
 
-use burn::tensor::{DType, Tensor, activation::silu};
+use burn::tensor::{DType, Tensor};
 
-use super::{Config, attention::attention, cache::KvCache, rope::Rotation};
-use crate::lora::{Factors, Projection, lora_linear};
+use super::{Config, Positions, cache::KvCache};
+use crate::{
+    lora::{Factors, Projection},
+    ops::{self, Heads, Operators},
+};
 
 /// A frozen linear map.
 #[derive(Clone, Debug)]
@@ -15,30 +18,31 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// `x W + bias`, with the update of `factors` beside it.
+    /// `residual + x W + bias`, with the update of `factors` beside it.
     ///
     /// # Shapes
-    /// - `x`: `[n, d_in]`, output: `[n, d_out]`
-    pub fn forward(&self, x: Tensor<2>, factors: Option<&Factors>) -> Tensor<2> {
-        let y = lora_linear(x, self.weight.clone(), factors);
+    /// - `x`: `[n, d_in]`; `residual` and output: `[n, d_out]`
+    pub fn forward(
+        &self,
+        operators: Operators,
+        x: Tensor<2>,
+        factors: Option<&Factors>,
+        residual: Option<Tensor<2>>,
+    ) -> Tensor<2> {
+        let y = ops::linear(operators, x, &self.weight, factors, residual);
         match &self.bias {
             None => y,
-            Some(bias) => y + bias.clone().unsqueeze(),
+            Some(bias) => {
+                let bias = in_dtype(bias.clone().unsqueeze::<2>(), y.dtype());
+                y + bias
+            }
         }
     }
 }
 
-/// Root-mean-square norm over the last dimension, computed in f32 and returned in `x`'s dtype.
-///
-/// # Shapes
-/// - `weight`: `[d]`; `x` and output: `[.., d]`
-pub fn rms_norm<const D: usize>(x: Tensor<D>, weight: &Tensor<1>, eps: f64) -> Tensor<D> {
-    let dtype = x.dtype();
-    let x = if dtype == DType::F32 { x } else { x.cast(DType::F32) };
-    let inverse = (x.clone().square().mean_dim(D - 1) + eps).sqrt().recip();
-    let normed = x * inverse;
-    let normed = if dtype == DType::F32 { normed } else { normed.cast(dtype) };
-    normed * weight.clone().unsqueeze()
+/// The tensor in this element type; itself where it has it.
+pub(super) fn in_dtype<const D: usize>(tensor: Tensor<D>, dtype: DType) -> Tensor<D> {
+    if tensor.dtype() == dtype { tensor } else { tensor.cast(dtype) }
 }
 
 /// The weights of one block.
@@ -61,42 +65,44 @@ impl Block {
     /// The block's output, reading and extending `cache` where there is one.
     ///
     /// # Shapes
-    /// - `x` and output: `[batch, n_new, hidden]`
+    /// - `x` and output: `[n, hidden]`
     pub fn forward(
         &self,
-        config: &Config,
-        x: Tensor<3>,
+        (config, operators): (&Config, Operators),
+        x: Tensor<2>,
         factors: BlockFactors<'_>,
-        (rotation, mask): (&Rotation, Option<&Tensor<4>>),
+        positions: &Positions,
         cache: Option<(&mut KvCache, usize)>,
-    ) -> Tensor<3> {
-        let [batch, n_new, hidden] = x.dims();
+    ) -> Tensor<2> {
         let dtype = x.dtype();
-        let linear = |p: Projection, x: Tensor<2>| self.linears[p as usize].forward(x, factors[p as usize]);
-        let heads = |x: Tensor<2>, n: usize| x.reshape([batch, n_new, n, config.head_dim]);
-        let in_f32 = |x: Tensor<4>| if dtype == DType::F32 { x } else { x.cast(DType::F32) };
+        let linear = |p: Projection, x: Tensor<2>, residual: Option<Tensor<2>>| {
+            self.linears[p as usize].forward(operators, x, factors[p as usize], residual)
+        };
+        let norm = |x: Tensor<2>, weight: &Tensor<1>| ops::rms_norm(operators, x, weight, config.rms_norm_eps);
+        let rotate = |x: Tensor<2>| {
+            ops::rope(operators, in_dtype(x, DType::F32), &positions.rotation.cos, &positions.rotation.sin)
+        };
 
-        let normed = rms_norm(x.clone(), &self.input_norm, config.rms_norm_eps).reshape([batch * n_new, hidden]);
-        let mut q = heads(linear(Projection::QProj, normed.clone()), config.n_heads); // [batch, n_new, heads, head_dim]
-        let mut k = heads(linear(Projection::KProj, normed.clone()), config.n_kv_heads);
-        let v = heads(linear(Projection::VProj, normed), config.n_kv_heads);
+        let normed = norm(x.clone(), &self.input_norm);
+        let mut q = linear(Projection::QProj, normed.clone(), None); // [n, heads * head_dim]
+        let mut k = linear(Projection::KProj, normed.clone(), None); // [n, kv_heads * head_dim]
+        let v = linear(Projection::VProj, normed, None);
         if let Some((q_norm, k_norm)) = &self.head_norms {
-            q = rms_norm(q, q_norm, config.rms_norm_eps);
-            k = rms_norm(k, k_norm, config.rms_norm_eps);
+            q = norm(q, q_norm);
+            k = norm(k, k_norm);
         }
-        let q = rotation.apply(in_f32(q).swap_dims(1, 2)); // [batch, heads, n_new, head_dim]
-        let k = rotation.apply(in_f32(k).swap_dims(1, 2));
-        let v = in_f32(v).swap_dims(1, 2);
+        let (q, k, v) = (rotate(q), rotate(k), in_dtype(v, DType::F32));
         let (k, v) = match cache {
             None => (k, v),
             Some((cache, layer)) => cache.extend(layer, k, v),
         };
-        let attended = attention(q, k, v, mask).swap_dims(1, 2).reshape([batch * n_new, config.n_heads * config.head_dim]);
-        let attended = if dtype == DType::F32 { attended } else { attended.cast(dtype) };
-        let x = x + linear(Projection::OProj, attended).reshape([batch, n_new, hidden]);
+        let heads = Heads { n_heads: config.n_heads, n_kv_heads: config.n_kv_heads, head_dim: config.head_dim };
+        let attended = in_dtype(ops::attention(operators, [q, k, v], heads, &positions.sequences), dtype);
+        let x = linear(Projection::OProj, attended, Some(x));
 
-        let normed = rms_norm(x.clone(), &self.post_attention_norm, config.rms_norm_eps).reshape([batch * n_new, hidden]);
-        let gated = silu(linear(Projection::GateProj, normed.clone())) * linear(Projection::UpProj, normed);
-        x + linear(Projection::DownProj, gated).reshape([batch, n_new, hidden])
+        let normed = norm(x.clone(), &self.post_attention_norm);
+        let gate = linear(Projection::GateProj, normed.clone(), None);
+        let gated = ops::swiglu(operators, gate, linear(Projection::UpProj, normed, None));
+        linear(Projection::DownProj, gated, Some(x))
     }
 }

@@ -8,7 +8,7 @@ use super::Config;
 /// Keys and values of each layer for the positions `0..len`.
 #[derive(Clone, Debug)]
 pub struct KvCache {
-    layers: Vec<Option<(Tensor<4>, Tensor<4>)>>, // each [1, kv_heads, capacity, head_dim], f32
+    layers: Vec<Option<(Tensor<2>, Tensor<2>)>>, // each [capacity, kv_heads * head_dim], f32
     len: usize,
     capacity: usize,
 }
@@ -43,9 +43,8 @@ impl KvCache {
         let capacity = needed.max(self.capacity * 2);
         for (k, v) in self.layers.iter_mut().flatten() {
             for side in [k, v] {
-                let [batch, heads, _, head_dim] = side.dims();
-                let room = Tensor::zeros([batch, heads, capacity - self.capacity, head_dim], (device, side.dtype()));
-                *side = Tensor::cat(vec![side.clone(), room], 2);
+                let room = Tensor::zeros([capacity - self.capacity, side.dims()[1]], device);
+                *side = Tensor::cat(vec![side.clone(), room], 0);
             }
         }
         self.capacity = capacity;
@@ -54,19 +53,19 @@ impl KvCache {
     /// Stores a layer's new keys and values after the positions held, and returns all of them.
     ///
     /// # Shapes
-    /// - `k`, `v`: `[1, kv_heads, n_new, head_dim]`
-    /// - output: `[1, kv_heads, len + n_new, head_dim]`
-    pub(super) fn extend(&mut self, layer: usize, k: Tensor<4>, v: Tensor<4>) -> (Tensor<4>, Tensor<4>) {
-        let [batch, heads, n_new, head_dim] = k.dims();
+    /// - `k`, `v`: `[n_new, kv_heads * head_dim]`
+    /// - output: `[len + n_new, kv_heads * head_dim]`
+    pub(super) fn extend(&mut self, layer: usize, k: Tensor<2>, v: Tensor<2>) -> (Tensor<2>, Tensor<2>) {
+        let [n_new, width] = k.dims();
         let device = k.device();
-        let empty = || Tensor::zeros([batch, heads, self.capacity, head_dim], (&device, k.dtype()));
+        let empty = || Tensor::zeros([self.capacity, width], &device);
         // Taken out, so that the assignment can write in place.
         let (all_k, all_v) = self.layers[layer].take().unwrap_or_else(|| (empty(), empty()));
-        let place = [0..batch, 0..heads, self.len..self.len + n_new, 0..head_dim];
+        let place = [self.len..self.len + n_new, 0..width];
         let all_k = all_k.slice_assign(place.clone(), k);
         let all_v = all_v.slice_assign(place, v);
         let seen = self.len + n_new;
-        let views = (all_k.clone().narrow(2, 0, seen), all_v.clone().narrow(2, 0, seen));
+        let views = (all_k.clone().narrow(0, 0, seen), all_v.clone().narrow(0, 0, seen));
         self.layers[layer] = Some((all_k, all_v));
         views
     }

@@ -2,11 +2,12 @@
 
 pub mod config;
 pub mod rope;
-pub mod attention;
 pub mod block;
 pub mod cache;
+pub mod tokens;
 pub mod backbone;
 
 pub use backbone::{Backbone, Parameter};
 pub use cache::KvCache;
 pub use config::Config;
+pub use tokens::{Positions, Tokens};

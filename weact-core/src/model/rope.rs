@@ -1,4 +1,4 @@
-//! Rotary position embedding over the two halves of a head (Hugging Face's `rotate_half`, not interleaved pairs).
+//! The angles of rotary position embedding; `ops::rope` applies them.
 
 use std::f64::consts::PI;
 
@@ -6,36 +6,28 @@ use burn::tensor::{Device, Tensor, TensorData};
 
 use super::config::{Rope, Scaling};
 
-/// Cosines and sines of a run of positions.
+/// Cosines and sines of some positions.
 #[derive(Clone, Debug)]
 pub struct Rotation {
-    cos: Tensor<4>, // [1, 1, seq, head_dim / 2]
-    sin: Tensor<4>, // [1, 1, seq, head_dim / 2]
+    /// `[n, head_dim / 2]`, f32
+    pub cos: Tensor<2>,
+    /// `[n, head_dim / 2]`, f32
+    pub sin: Tensor<2>,
 }
 
 impl Rotation {
-    /// For the positions `start..start + len`, computed in f64.
-    pub fn new(rope: &Rope, head_dim: usize, start: usize, len: usize, device: &Device) -> Self {
+    /// For the given positions, computed in f64.
+    pub fn new(rope: &Rope, head_dim: usize, positions: impl Iterator<Item = usize> + Clone, device: &Device) -> Self {
         let (frequencies, scale) = frequencies(rope, head_dim);
-        let angles = || (start..start + len).flat_map(|p| frequencies.iter().map(move |f| p as f64 * f));
-        let table = |values: Vec<f32>| Tensor::from_data(TensorData::new(values, [1, 1, len, head_dim / 2]), device);
+        let angles = || positions.clone().flat_map(|p| frequencies.iter().map(move |f| p as f64 * f));
+        let table = |values: Vec<f32>| {
+            let n = values.len() / (head_dim / 2);
+            Tensor::from_data(TensorData::new(values, [n, head_dim / 2]), device)
+        };
         Self {
             cos: table(angles().map(|a| (a.cos() * scale) as f32).collect()),
             sin: table(angles().map(|a| (a.sin() * scale) as f32).collect()),
         }
-    }
-
-    /// Rotates queries or keys.
-    ///
-    /// # Shapes
-    /// - `x` and output: `[batch, heads, seq, head_dim]`, f32
-    pub fn apply(&self, x: Tensor<4>) -> Tensor<4> {
-        let half = x.dims()[3] / 2;
-        let first = x.clone().narrow(3, 0, half); // [batch, heads, seq, head_dim / 2]
-        let second = x.narrow(3, half, half);
-        let rotated_first = first.clone() * self.cos.clone() - second.clone() * self.sin.clone();
-        let rotated_second = second * self.cos.clone() + first * self.sin.clone();
-        Tensor::cat(vec![rotated_first, rotated_second], 3)
     }
 }
 

@@ -133,9 +133,7 @@ pub(crate) fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
 /// Final hidden states of some ids, `[n, hidden]`.
 pub(crate) fn hidden(backbone: &Backbone, factors: Option<&FactorMap>) -> Tensor<2> {
     let ids: Vec<u32> = (0..80).map(|i| (i * 37 + 5) % 300).collect();
-    let hidden = backbone.hidden(backbone.ids(&[&ids]).expect("legal ids"), factors, None);
-    let [_, n, d] = hidden.dims();
-    hidden.reshape([n, d])
+    backbone.hidden(&backbone.tokens(&[&ids]).expect("legal ids"), factors, None)
 }
 
 pub(crate) fn logits(backbone: &Backbone, factors: Option<&FactorMap>) -> Vec<f32> {

@@ -1,0 +1,111 @@
+//! One row times a matrix: what decoding does for every weight, once per token. It reads each weight once, so its time is that of
+//! the memory; weights in bf16 take half of it.
+
+use pulp::{Simd, WithSimd};
+use rayon::prelude::*;
+
+use super::matrix::{Element, Matrix, Weight};
+
+/// Below this many weights a second thread costs more than it saves.
+const PARALLEL_FROM: usize = 1 << 17;
+
+/// `out = x W`.
+///
+/// # Shapes
+/// - `x`: `[d_in]`, `weight`: `[d_in, d_out]`, `out`: `[d_out]`
+pub(super) fn multiply_row(x: &[f32], weight: Weight<'_>, out: &mut [f32]) {
+    match weight {
+        Weight::F32(matrix) => multiply_row_with(x, matrix, out),
+        Weight::Bf16(matrix) => multiply_row_with(x, matrix, out),
+    }
+}
+
+fn multiply_row_with<T: Element>(x: &[f32], weight: Matrix<'_, T>, out: &mut [f32]) {
+    let parallel = x.len() * out.len() >= PARALLEL_FROM;
+    // Outputs that one thread computes at a time.
+    let chunk = if parallel { out.len().div_ceil(4 * rayon::current_num_threads()).next_multiple_of(16) } else { out.len() };
+    let arch = pulp::Arch::new();
+    let compute = |(i, out): (usize, &mut [f32])| {
+        let first = i * chunk;
+        match weight.column_major() {
+            Some(columns) => arch.dispatch(Dots { x, columns: &columns[first * x.len()..], out }),
+            None => arch.dispatch(Sums { x, weight, first, out }),
+        }
+    };
+    match parallel {
+        true => out.par_chunks_mut(chunk).enumerate().for_each(compute),
+        false => out.chunks_mut(chunk.max(1)).enumerate().for_each(compute),
+    }
+}
+
+/// `out += sum_i x_i row_i`, for a small matrix whose rows follow each other.
+pub(super) fn add_rows(x: &[f32], rows: &[f32], out: &mut [f32]) {
+    for (x, row) in x.iter().zip(rows.chunks_exact(out.len())) {
+        out.iter_mut().zip(row).for_each(|(o, r)| *o += x * r);
+    }
+}
+
+/// Each output is the product of `x` with a column that lies in one piece.
+struct Dots<'a, T> {
+    x: &'a [f32],
+    columns: &'a [T],
+    out: &'a mut [f32],
+}
+
+impl<T: Element> WithSimd for Dots<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        const LANES: usize = 64;
+        let (xs, x_rest) = self.x.as_chunks::<LANES>();
+        for (out, column) in self.out.iter_mut().zip(self.columns.chunks_exact(self.x.len())) {
+            let (columns, column_rest) = column.as_chunks::<LANES>();
+            let mut sums = [0.0_f32; LANES];
+            for (x, w) in xs.iter().zip(columns) {
+                for i in 0..LANES {
+                    sums[i] += x[i] * w[i].to_f32();
+                }
+            }
+            let mut n = LANES;
+            while n > 1 {
+                n /= 2;
+                for i in 0..n {
+                    sums[i] += sums[i + n];
+                }
+            }
+            *out = sums[0] + x_rest.iter().zip(column_rest).map(|(x, w)| x * w.to_f32()).sum::<f32>();
+        }
+    }
+}
+
+/// Outputs whose rows of weights lie in one piece.
+struct Sums<'a, T> {
+    x: &'a [f32],
+    weight: Matrix<'a, T>,
+    first: usize,
+    out: &'a mut [f32],
+}
+
+impl<T: Element> WithSimd for Sums<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        self.out.fill(0.0);
+        let columns = self.first..self.first + self.out.len();
+        let part = |i: usize| &self.weight.row(i)[columns.clone()];
+        let (fours, rest) = self.x.as_chunks::<4>();
+        for (i, x) in fours.iter().enumerate() {
+            let rows: [&[T]; 4] = std::array::from_fn(|j| part(4 * i + j));
+            for ((((out, a), b), c), d) in self.out.iter_mut().zip(rows[0]).zip(rows[1]).zip(rows[2]).zip(rows[3]) {
+                *out += x[0] * a.to_f32() + x[1] * b.to_f32() + (x[2] * c.to_f32() + x[3] * d.to_f32());
+            }
+        }
+        for (i, x) in rest.iter().enumerate() {
+            for (out, w) in self.out.iter_mut().zip(part(4 * fours.len() + i)) {
+                *out += x * w.to_f32();
+            }
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! The operators that take a model's time, each with two bodies: composed of Burn's operations, for every backend, and fused for
+//! the CPU, with its own backward pass. The two compute the same; tests compare them, and [`self_check`] does on any device.
+
+mod buffer;
+mod flex;
+mod simd;
+mod matrix;
+mod gemv;
+pub mod linear;
+pub mod rms_norm;
+pub mod rope;
+pub mod swiglu;
+pub mod attention;
+pub mod cross_entropy;
+
+use burn::tensor::{DType, Device};
+
+pub use attention::{Heads, Sequence, attention};
+pub use cross_entropy::{token_nll, token_scores};
+pub use linear::linear;
+pub use rms_norm::rms_norm;
+pub use rope::rope;
+pub use swiglu::swiglu;
+
+/// Which body of the operators a model runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operators {
+    /// The CPU's own kernels: f32 activations, weights in f32 or bf16.
+    Fused,
+    /// Burn's operations.
+    Composed,
+}
+
+impl Operators {
+    /// The fused ones where they exist: on the CPU, for weights in f32 and bf16.
+    pub fn best_for(device: &Device, dtype: DType) -> Self {
+        let on_cpu = device.clone().inner() == Device::flex();
+        if on_cpu && matches!(dtype, DType::F32 | DType::BF16) { Self::Fused } else { Self::Composed }
+    }
+}
