@@ -32,7 +32,7 @@ use super::{
     buffer::Buffer,
     flex::{contiguous, dims, values},
     linear::linear,
-    matrix::{Matrix, Onto, PANEL, PanelView, Panels, Term, Weight, multiply_here, multiply_terms_here, weight_of},
+    matrix::{Matrix, Onto, PANEL, PanelView, Panels, Term, Weight, multiply_here, weight_of},
     simd::exp,
 };
 use crate::lora::Factors;
@@ -198,7 +198,7 @@ impl Head {
                 let terms: Vec<Term<'_>> =
                     rows.iter().zip(&across).map(|(r, x)| (r.matrix(), x.view().whole_panel(p))).collect();
                 let panel = &mut panel[..n_rows * PANEL];
-                multiply_terms_here(&terms, Onto::Zero, panel, PANEL);
+                multiply_here(&terms, Onto::Zero, panel, PANEL);
                 summarise(panel, part);
                 part.best.iter_mut().for_each(|best| *best += (i * VOCABULARY) as u32);
             }
@@ -254,7 +254,7 @@ impl Head {
                 .collect();
             tasks.into_par_iter().for_each(|(panel, first, out)| {
                 let right = PanelView::new(dz.panel(block, panel, left.n_cols), left.n_cols, PANEL);
-                multiply_here(left.rows(first, out.len() / PANEL), right, Onto::Itself, out, PANEL);
+                multiply_here(&[(left.rows(first, out.len() / PANEL), right)], Onto::Itself, out, PANEL);
             });
         }
         let of_tokens = out[chunk.first * d..(chunk.first + chunk.n) * d].par_chunks_mut(d);
@@ -278,7 +278,7 @@ impl Head {
                 .enumerate()
                 .map(|(p, x)| (Matrix::new(dz.panel(block, p, n_rows), n_rows, x.view().n_rows(), PANEL), x.view()))
                 .collect();
-            multiply_terms_here(&terms, Onto::Itself, out, d);
+            multiply_here(&terms, Onto::Itself, out, d);
         });
     }
 }

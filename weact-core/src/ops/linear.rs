@@ -26,7 +26,7 @@ use super::{
     buffer::Buffer,
     flex::{contiguous, dims, values},
     gemv,
-    matrix::{Matrix, Onto, multiply, weight_of},
+    matrix::{Matrix, Onto, Weight, multiply, weight_of},
 };
 use crate::lora::Factors;
 
@@ -100,7 +100,7 @@ fn is_there(tensor: &FlexTensor) -> bool {
 /// `scale * left right`, contiguous.
 fn scaled_product(left: Matrix<'_>, right: Matrix<'_>, scale: f32) -> Buffer {
     let mut out = Buffer::take(left.n_rows * right.n_cols);
-    multiply(&[(left, right.panels().view())], Onto::Zero, &mut out);
+    multiply(&[(left, Weight::F32(right))], Onto::Zero, &mut out);
     out.iter_mut().for_each(|x| *x *= scale);
     out
 }
@@ -126,15 +126,12 @@ fn forward(
         }
         return (y, low);
     }
-    let panels = weight_of(weight).panels();
-    match &low {
-        None => multiply(&[(matrix(x), panels.view())], onto, &mut y),
-        Some(low) => {
-            let rank = low.len() / n;
-            let b = matrix(b).panels();
-            multiply(&[(matrix(x), panels.view()), (Matrix::new(low, n, rank, rank), b.view())], onto, &mut y);
-        }
+    let mut summands = vec![(matrix(x), weight_of(weight))];
+    if let Some(low) = &low {
+        let rank = low.len() / n;
+        summands.push((Matrix::new(low, n, rank, rank), Weight::F32(matrix(b))));
     }
+    multiply(&summands, onto, &mut y);
     (y, low)
 }
 
@@ -175,15 +172,12 @@ impl Backward<Flex, 5> for Gradient {
         let rank = dims::<2>(&a)[1];
         let through_b = through_b.as_ref().map(|t| Matrix::new(t, n, rank, rank));
         if let Some(node) = of_x {
-            let panels = weight_of(&weight).transposed().panels();
             let mut dx = Buffer::take(n * d_in);
-            match through_b {
-                None => multiply(&[(upstream, panels.view())], Onto::Zero, &mut dx),
-                Some(t) => {
-                    let a = matrix(&a).transposed().panels();
-                    multiply(&[(upstream, panels.view()), (t, a.view())], Onto::Zero, &mut dx);
-                }
+            let mut summands = vec![(upstream, weight_of(&weight).transposed())];
+            if let Some(t) = through_b {
+                summands.push((t, Weight::F32(matrix(&a).transposed())));
             }
+            multiply(&summands, Onto::Zero, &mut dx);
             gradients.register::<Flex>(node.id, dx.into_tensor([n, d_in]));
         }
         if let (Some(node), Some(t)) = (of_a, through_b) {

@@ -5,18 +5,17 @@
 //! is one chain of fused multiply-adds in the order of the inner dimension: it does not depend on the number of threads, nor on
 //! which other rows are computed beside it.
 
+use std::ops::Range;
+
 use burn_flex::FlexTensor;
 use half::bf16;
-use pulp::Simd;
+use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
 use super::buffer::Buffer;
 
 /// Columns of a panel.
 pub(super) const PANEL: usize = 32;
-
-/// Rows that one thread computes at a time.
-const ROWS: usize = 96;
 
 /// A number that a matrix may hold.
 pub(super) trait Element: Copy + Send + Sync {
@@ -122,16 +121,12 @@ impl<'a, T: Element> Matrix<'a, T> {
         }
     }
 
-    /// Packs the whole matrix as the right side of a product.
+    /// Packs the whole matrix as the right side of a product, on this thread.
     pub(super) fn panels(self) -> Panels {
         let n_panels = self.n_cols.div_ceil(PANEL);
         let mut values = Buffer::take(n_panels * self.n_rows * PANEL);
-        let pack = |(p, out): (usize, &mut [f32])| self.pack_panel(p * PANEL, out);
         let size = (self.n_rows * PANEL).max(1);
-        match values.len() < PARALLEL_FROM {
-            true => values.chunks_mut(size).enumerate().for_each(pack),
-            false => values.par_chunks_mut(size).enumerate().for_each(pack),
-        }
+        values.chunks_mut(size).enumerate().for_each(|(p, out)| self.pack_panel(p * PANEL, out));
         Panels { values, n_rows: self.n_rows, n_cols: self.n_cols }
     }
 }
@@ -208,10 +203,17 @@ impl Weight<'_> {
         }
     }
 
-    pub(super) fn panels(self) -> Panels {
+    fn dims(&self) -> (usize, usize) {
         match self {
-            Self::F32(m) => m.panels(),
-            Self::Bf16(m) => m.panels(),
+            Self::F32(m) => (m.n_rows, m.n_cols),
+            Self::Bf16(m) => (m.n_rows, m.n_cols),
+        }
+    }
+
+    fn pack_panel(&self, first: usize, out: &mut [f32]) {
+        match self {
+            Self::F32(m) => m.pack_panel(first, out),
+            Self::Bf16(m) => m.pack_panel(first, out),
         }
     }
 }
@@ -247,198 +249,266 @@ pub(super) enum Onto<'a> {
     Rows(&'a [f32]),
 }
 
-/// One summand of a product.
+/// One summand of a product whose right side is packed.
 pub(super) type Term<'a> = (Matrix<'a>, PanelView<'a>);
 
-/// `out = onto + sum of left * right over the terms`; `out` is contiguous, `[rows, cols]`. The sum is taken first and then added.
-pub(super) fn multiply(terms: &[Term<'_>], onto: Onto<'_>, out: &mut [f32]) {
-    let (n_rows, n_cols) = (terms[0].0.n_rows, terms[0].1.n_cols);
-    assert!(terms.iter().all(|(a, b)| a.n_rows == n_rows && b.n_cols == n_cols && a.n_cols == b.n_rows), "shapes of a product");
+/// One summand of a product.
+pub(super) type Summand<'a> = (Matrix<'a>, Weight<'a>);
+
+/// Numbers of the right side that are packed at a time: they stay in the cache while all rows pass by.
+const PACKED: usize = 1 << 18;
+
+/// `out = onto + sum of left * right over the summands`; `out` is contiguous, `[rows, cols]`. The sum is taken first and then
+/// added. Threads share the columns, so that each packs what it reads; where there are more threads than panels, the rows too.
+pub(super) fn multiply(summands: &[Summand<'_>], onto: Onto<'_>, out: &mut [f32]) {
+    let (n_rows, n_cols) = (summands[0].0.n_rows, summands[0].1.dims().1);
+    for (left, right) in summands {
+        assert_eq!((left.n_rows, (left.n_cols, n_cols)), (n_rows, right.dims()), "shapes of a product");
+    }
     assert_eq!(out.len(), n_rows * n_cols, "a result's length");
-    let inner: usize = terms.iter().map(|(a, _)| a.n_cols).sum();
-    if n_rows * n_cols * inner < PARALLEL_FROM * 8 {
-        return block(terms, 0, n_rows, 0..terms[0].1.n_panels(), onto, out, n_cols);
+    let inner: usize = summands.iter().map(|(left, _)| left.n_cols).sum();
+    let n_panels = n_cols.div_ceil(PANEL);
+    let threads = if n_rows * n_cols * inner < PARALLEL_FROM * 8 { 1 } else { rayon::current_num_threads() };
+    let groups = (2 * threads).min(n_panels.div_ceil(2)).max(1);
+    let (panels, groups) = shares(n_panels, groups);
+    let (rows, _) = shares(n_rows.div_ceil(MOST_ROWS), (2 * threads).div_ceil(groups));
+    let rows = rows * MOST_ROWS;
+    let mut tasks: Vec<Task<'_>> = Vec::new();
+    for (i, out) in out.chunks_mut(rows * n_cols).enumerate() {
+        let of_block = tasks.len();
+        tasks.extend((0..groups).map(|g| Task { first_row: i * rows, first_panel: g * panels, out: Vec::new() }));
+        for row in out.chunks_exact_mut(n_cols) {
+            let parts = row.chunks_mut(panels * PANEL);
+            tasks[of_block..].iter_mut().zip(parts).for_each(|(task, part)| task.out.push(part));
+        }
     }
-    let threads = rayon::current_num_threads();
-    if n_rows >= ROWS / 2 * threads {
-        // As many rows as give every thread the same work, at most ROWS.
-        let n_blocks = n_rows.div_ceil(ROWS).next_multiple_of(threads);
-        let rows = n_rows.div_ceil(n_blocks).next_multiple_of(MOST_ROWS);
-        out.par_chunks_mut(rows * n_cols).enumerate().for_each(|(i, out)| {
-            let onto = match onto {
-                Onto::Rows(rows_of) => Onto::Rows(&rows_of[i * rows * n_cols..][..out.len()]),
-                other => other,
-            };
-            block(terms, i * rows, out.len() / n_cols, 0..terms[0].1.n_panels(), onto, out, n_cols);
-        });
-        return;
+    let compute = |task: Task<'_>| task.compute(summands, onto, n_cols);
+    match threads {
+        1 => tasks.into_iter().for_each(compute),
+        _ => tasks.into_par_iter().for_each(compute),
     }
-    // Few rows: threads share the columns, each panel in a place of its own.
-    let mut columns = Buffer::take(terms[0].1.n_panels() * n_rows * PANEL);
-    columns.par_chunks_mut(n_rows * PANEL).enumerate().for_each(|(p, out)| {
-        block(terms, 0, n_rows, p..p + 1, Onto::Zero, out, PANEL);
-    });
-    for (i, out) in out.chunks_exact_mut(n_cols).enumerate() {
-        for (p, out) in out.chunks_mut(PANEL).enumerate() {
-            let sums = &columns[(p * n_rows + i) * PANEL..][..out.len()];
-            match onto {
-                Onto::Zero => out.copy_from_slice(sums),
-                Onto::Itself => out.iter_mut().zip(sums).for_each(|(o, s)| *o += s),
-                Onto::Rows(rows) => {
-                    let onto = &rows[i * n_cols + p * PANEL..];
-                    out.iter_mut().zip(sums).zip(onto).for_each(|((o, s), r)| *o = r + s);
+}
+
+/// Cuts `n` into at most `parts` equal shares: the size of a share, and how many there are.
+fn shares(n: usize, parts: usize) -> (usize, usize) {
+    let size = n.div_ceil(parts);
+    (size, n.div_ceil(size))
+}
+
+/// A block of a product's result.
+struct Task<'a> {
+    first_row: usize,
+    first_panel: usize,
+    out: Vec<&'a mut [f32]>, // the part of each row
+}
+
+impl Task<'_> {
+    fn compute(mut self, summands: &[Summand<'_>], onto: Onto<'_>, n_cols: usize) {
+        let width = self.out[0].len();
+        let sizes: Vec<usize> = summands.iter().map(|(left, _)| left.n_cols * PANEL).collect();
+        let (panels, _) = shares(width.div_ceil(PANEL), width.div_ceil(PANEL).div_ceil((PACKED / sizes[0].max(1)).max(1)));
+        let mut packed: Vec<Buffer> = sizes.iter().map(|size| Buffer::take(size * panels)).collect();
+        for start in (0..width).step_by(panels * PANEL) {
+            let n = (panels * PANEL).min(width - start);
+            let first_col = self.first_panel * PANEL + start;
+            for ((packed, size), (_, right)) in packed.iter_mut().zip(&sizes).zip(summands) {
+                for (p, out) in packed.chunks_exact_mut(*size).take(n.div_ceil(PANEL)).enumerate() {
+                    right.pack_panel(first_col + p * PANEL, out);
                 }
             }
+            let terms: Vec<Term<'_>> = summands
+                .iter()
+                .zip(&packed)
+                .map(|((left, _), packed)| {
+                    let values = &packed[..n.div_ceil(PANEL) * PANEL * left.n_cols];
+                    (*left, PanelView { values, n_rows: left.n_cols, n_cols: n })
+                })
+                .collect();
+            let place = Place { first_row: self.first_row, n_rows: self.out.len(), first_col: start };
+            let onto = match onto {
+                Onto::Rows(rows) => Onto::Rows(&rows[self.first_row * n_cols + first_col - start..]),
+                other => other,
+            };
+            block(&terms, (onto, n_cols), place, &mut Parts(&mut self.out));
         }
     }
 }
 
-/// The same on one thread with a result whose rows are `stride` apart.
-pub(super) fn multiply_here(a: Matrix<'_>, b: PanelView<'_>, onto: Onto<'_>, out: &mut [f32], stride: usize) {
-    block(&[(a, b)], 0, a.n_rows, 0..b.n_panels(), onto, out, stride);
+/// `out = onto + left right` on one thread, with a result whose rows are `stride` apart.
+pub(super) fn multiply_here(terms: &[Term<'_>], onto: Onto<'_>, out: &mut [f32], stride: usize) {
+    let place = Place { first_row: 0, n_rows: terms[0].0.n_rows, first_col: 0 };
+    block(terms, (onto, stride), place, &mut Strided(out, stride));
 }
 
-/// The same for several summands.
-pub(super) fn multiply_terms_here(terms: &[Term<'_>], onto: Onto<'_>, out: &mut [f32], stride: usize) {
-    block(terms, 0, terms[0].0.n_rows, 0..terms[0].1.n_panels(), onto, out, stride);
+/// Where a result's rows are.
+trait Output {
+    fn row(&mut self, i: usize, columns: Range<usize>) -> &mut [f32];
+}
+
+/// Rows that are a number apart.
+struct Strided<'a>(&'a mut [f32], usize);
+
+impl Output for Strided<'_> {
+    #[inline(always)]
+    fn row(&mut self, i: usize, columns: Range<usize>) -> &mut [f32] {
+        &mut self.0[i * self.1 + columns.start..i * self.1 + columns.end]
+    }
+}
+
+/// Parts of rows.
+struct Parts<'a, 'b>(&'a mut [&'b mut [f32]]);
+
+impl Output for Parts<'_, '_> {
+    #[inline(always)]
+    fn row(&mut self, i: usize, columns: Range<usize>) -> &mut [f32] {
+        &mut self.0[i][columns]
+    }
+}
+
+/// Rows of the left sides, and where in the output their products go.
+#[derive(Clone, Copy)]
+struct Place {
+    first_row: usize,
+    n_rows: usize,
+    first_col: usize,
 }
 
 /// Most rows of a tile.
 const MOST_ROWS: usize = 12;
 
-/// Rows `first..first + n_rows` of a product times some panels, on this thread. `out` begins at the first row and panel.
-fn block(
-    terms: &[Term<'_>],
-    first: usize,
-    n_rows: usize,
-    panels: std::ops::Range<usize>,
-    onto: Onto<'_>,
-    out: &mut [f32],
-    stride: usize,
-) {
-    for p in panels.clone() {
-        let first_col = p * PANEL;
-        let width = PANEL.min(terms[0].1.n_cols - first_col);
-        let in_out = (p - panels.start) * PANEL;
-        let onto = match onto {
-            Onto::Rows(rows) => Onto::Rows(&rows[in_out..]),
-            other => other,
-        };
-        one_panel(terms, first, n_rows, p, (onto, width, stride), &mut out[in_out..]);
-    }
+/// Some rows times packed panels, on this thread. Rows to add begin where the output does, a stride apart.
+fn block(terms: &[Term<'_>], onto: (Onto<'_>, usize), place: Place, out: &mut impl Output) {
+    let job = Block { terms, onto, place, out };
+    pulp::Arch::new().dispatch(job);
 }
 
-#[pulp::with_simd(one_panel = pulp::Arch::new())]
-#[inline(always)]
-fn one_panel_simd<S: Simd>(
-    simd: S,
-    terms: &[Term<'_>],
-    first: usize,
-    n_rows: usize,
-    p: usize,
-    place: (Onto<'_>, usize, usize),
-    out: &mut [f32],
-) {
-    let mut done = 0;
-    // Tiles of as many rows as the registers hold, then of fewer.
-    macro_rules! tiles {
-        ($rows:literal, $vectors:literal) => {
-            while n_rows - done >= $rows {
-                tile::<S, $rows, $vectors>(simd, terms, first + done, p, place, done, out);
-                done += $rows;
+struct Block<'a, O> {
+    terms: &'a [Term<'a>],
+    onto: (Onto<'a>, usize),
+    place: Place,
+    out: &'a mut O,
+}
+
+impl<O: Output> WithSimd for Block<'_, O> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Block { terms, onto, place, out } = self;
+        let n_cols = terms[0].1.n_cols;
+        let mut done = 0;
+        // Tiles of as many rows as the registers hold, then of fewer; the rows of a tile meet all panels before the next.
+        macro_rules! tiles {
+            ($rows:literal, $vectors:literal) => {
+                while place.n_rows - done >= $rows {
+                    for p in 0..terms[0].1.n_panels() {
+                        let width = PANEL.min(n_cols - p * PANEL);
+                        tile::<S, O, $rows, $vectors>(simd, terms, (place, done), (p, width), onto, out);
+                    }
+                    done += $rows;
+                }
+            };
+        }
+        match (S::F32_LANES, n_cols <= S::F32_LANES) {
+            (16, false) => {
+                tiles!(12, 2);
+                tiles!(8, 2);
+                tiles!(4, 2);
+                tiles!(1, 2);
             }
-        };
-    }
-    let narrow = place.1 <= S::F32_LANES;
-    match (S::F32_LANES, narrow) {
-        (16, false) => {
-            tiles!(12, 2);
-            tiles!(8, 2);
-            tiles!(4, 2);
-            tiles!(1, 2);
-        }
-        (16, true) => {
-            tiles!(12, 1);
-            tiles!(4, 1);
-            tiles!(1, 1);
-        }
-        (8, _) => {
-            tiles!(6, 2);
-            tiles!(2, 2);
-            tiles!(1, 2);
-        }
-        _ => {
-            tiles!(4, 1);
-            tiles!(1, 1);
+            (16, true) => {
+                tiles!(12, 1);
+                tiles!(4, 1);
+                tiles!(1, 1);
+            }
+            (8, _) => {
+                tiles!(6, 2);
+                tiles!(2, 2);
+                tiles!(1, 2);
+            }
+            _ => {
+                tiles!(4, 1);
+                tiles!(1, 1);
+            }
         }
     }
 }
 
 /// A tile of `ROWS` rows and one panel, `VECTORS` vectors of columns at a time.
 #[inline(always)]
-fn tile<S: Simd, const ROWS: usize, const VECTORS: usize>(
+fn tile<S: Simd, O: Output, const ROWS: usize, const VECTORS: usize>(
+    simd: S,
+    terms: &[Term<'_>],
+    (place, at): (Place, usize),
+    (p, width): (usize, usize),
+    (onto, stride): (Onto<'_>, usize),
+    out: &mut O,
+) {
+    let lanes = VECTORS * S::F32_LANES;
+    for start in (0..width).step_by(lanes) {
+        let sums = sums::<S, ROWS, VECTORS>(simd, terms, place.first_row + at, p, start / S::F32_LANES);
+        // Through memory: sums that a later loop may index would live there during the products too.
+        let mut tile = [[0.0_f32; PANEL]; ROWS];
+        for i in 0..ROWS {
+            let (row, _) = S::as_mut_simd_f32s(&mut tile[i]);
+            row[..VECTORS].copy_from_slice(&sums[i]);
+        }
+        let n = lanes.min(width - start);
+        let first = place.first_col + p * PANEL + start;
+        for (i, sums) in tile.iter().enumerate() {
+            let out = out.row(at + i, first..first + n);
+            match onto {
+                Onto::Zero => out.copy_from_slice(&sums[..n]),
+                Onto::Itself => out.iter_mut().zip(sums).for_each(|(o, s)| *o += s),
+                Onto::Rows(rows) => {
+                    let rows = &rows[(at + i) * stride + first..][..n];
+                    out.iter_mut().zip(sums).zip(rows).for_each(|((o, s), r)| *o = r + s);
+                }
+            }
+        }
+    }
+}
+
+/// The sums of a tile whose columns begin at a panel's vector `vector`.
+#[inline(always)]
+fn sums<S: Simd, const ROWS: usize, const VECTORS: usize>(
     simd: S,
     terms: &[Term<'_>],
     first: usize,
     p: usize,
-    (onto, width, stride): (Onto<'_>, usize, usize),
-    at: usize,
-    out: &mut [f32],
-) {
-    let lanes = VECTORS * S::F32_LANES;
-    for start in (0..width).step_by(lanes) {
-        let vector = start / S::F32_LANES;
-        let mut sums = [[simd.splat_f32s(0.0); VECTORS]; ROWS];
-        for (a, b) in terms {
-            let (panel, _) = S::as_simd_f32s(b.panel(p));
-            let panel = panel.chunks_exact(PANEL / S::F32_LANES);
-            if a.col_stride == 1 {
-                let rows: [&[f32]; ROWS] = std::array::from_fn(|i| a.row(first + i));
-                for (k, b) in (0..a.n_cols).zip(panel) {
-                    let b = &b[vector..vector + VECTORS];
-                    for i in 0..ROWS {
-                        let x = simd.splat_f32s(rows[i][k]);
-                        for j in 0..VECTORS {
-                            sums[i][j] = simd.mul_add_f32s(x, b[j], sums[i][j]);
-                        }
-                    }
-                }
-            } else {
-                for (a, b) in a.data[first..].chunks(a.col_stride).zip(panel) {
-                    let (a, b) = (&a[..ROWS], &b[vector..vector + VECTORS]);
-                    for i in 0..ROWS {
-                        let x = simd.splat_f32s(a[i]);
-                        for j in 0..VECTORS {
-                            sums[i][j] = simd.mul_add_f32s(x, b[j], sums[i][j]);
-                        }
+    vector: usize,
+) -> [[S::f32s; VECTORS]; ROWS] {
+    let mut sums = [[simd.splat_f32s(0.0); VECTORS]; ROWS];
+    for &(a, b) in terms {
+        let (panel, _) = S::as_simd_f32s(b.panel(p));
+        let panel = panel.chunks_exact(PANEL / S::F32_LANES);
+        if a.col_stride == 1 {
+            let n = a.n_cols;
+            // Not `array::from_fn`, which may stay a call and then hides that all rows are `n` long.
+            let mut rows: [&[f32]; ROWS] = [&[]; ROWS];
+            for i in 0..ROWS {
+                rows[i] = &a.data[(first + i) * a.row_stride..][..n];
+            }
+            for (k, b) in (0..n).zip(panel) {
+                let b = &b[vector..vector + VECTORS];
+                for i in 0..ROWS {
+                    let x = simd.splat_f32s(rows[i][k]);
+                    for j in 0..VECTORS {
+                        sums[i][j] = simd.mul_add_f32s(x, b[j], sums[i][j]);
                     }
                 }
             }
-        }
-        for (i, sums) in sums.iter().enumerate() {
-            let from = (at + i) * stride + start;
-            let n = lanes.min(width - start);
-            let out = &mut out[from..from + n];
-            let mut whole = [0.0; PANEL];
-            let target = if n == lanes { &mut *out } else { &mut whole[..lanes] };
-            let (target, _) = S::as_mut_simd_f32s(target);
-            if n == lanes {
-                match onto {
-                    Onto::Zero => target.copy_from_slice(sums),
-                    Onto::Itself => target.iter_mut().zip(sums).for_each(|(t, s)| *t = simd.add_f32s(*t, *s)),
-                    Onto::Rows(rows) => {
-                        let (rows, _) = S::as_simd_f32s(&rows[from..from + n]);
-                        target.iter_mut().zip(sums).zip(rows).for_each(|((t, s), r)| *t = simd.add_f32s(*r, *s));
+        } else {
+            for (a, b) in a.data[first..].chunks(a.col_stride).zip(panel) {
+                let (a, b) = (&a[..ROWS], &b[vector..vector + VECTORS]);
+                for i in 0..ROWS {
+                    let x = simd.splat_f32s(a[i]);
+                    for j in 0..VECTORS {
+                        sums[i][j] = simd.mul_add_f32s(x, b[j], sums[i][j]);
                     }
                 }
-                continue;
-            }
-            target.copy_from_slice(sums);
-            match onto {
-                Onto::Zero => out.copy_from_slice(&whole[..n]),
-                Onto::Itself => out.iter_mut().zip(&whole).for_each(|(o, s)| *o += s),
-                Onto::Rows(rows) => out.iter_mut().zip(&whole).zip(&rows[from..]).for_each(|((o, s), r)| *o = r + s),
             }
         }
     }
+    sums
 }
