@@ -63,9 +63,10 @@ fn main() -> Result<()> {
         let samples: Vec<&Sample> = batch.iter().map(|d| &d.all).collect();
         let values: Vec<_> = parameters.iter().map(|p| p.value.clone()).collect();
         let result = batch_gradient(&trainable, &backbone, &values, &samples, plan)?.context("every token is supervised")?;
-        let mut gradients = result.gradients.into_iter().collect::<Option<Vec<_>>>().context("every weight has a gradient")?;
-        optim::clip(&mut gradients, 1.0);
-        adam.update(&mut parameters, &gradients, learning_rate(&train, step, n_steps), step);
+        let gradients = result.gradients.into_iter().collect::<Option<Vec<_>>>().context("every weight has a gradient")?;
+        drop(values);
+        let scale = optim::clip_scale(optim::global_norm(&gradients), 1.0);
+        adam.update(&mut parameters, gradients, (scale, learning_rate(&train, step, n_steps)), step);
         n_tokens += result.n_supervised;
         if step % 250 == 0 || step == n_steps {
             let values: Vec<_> = parameters.iter().map(|p| p.value.clone()).collect();
@@ -134,8 +135,7 @@ fn share_all_right(chat: &Chat, tools: &[serde_json::Value], policy: &Policy<'_>
     for document in documents.take(64) {
         let document = document?;
         let tokens = backbone.tokens(&[&document.all.ids])?;
-        let targets =
-            Targets::new(&[(&document.all.ids, &document.turns)], &backbone.device()).context("turns")?;
+        let targets = Targets::new(&[(&document.all.ids, &document.turns)], &backbone.device()).context("turns")?;
         let scored = nll::per_token(backbone, None, backbone.hidden(&tokens, None, None), &targets);
         n_right += usize::from(scored.n_top1() == targets.len());
     }

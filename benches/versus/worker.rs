@@ -107,11 +107,12 @@ fn training(backbone: Backbone, trained: (Trainable, Vec<Parameter>), (n_rows, l
         let values: Vec<_> = parameters.iter().map(|p| p.value.clone()).collect();
         let batch: Vec<&Sample> = samples.iter().collect();
         let result = batch_gradient(&trainable, &backbone, &values, &batch, plan)?.context("no token is supervised")?;
-        let mut gradients = result.gradients.into_iter().collect::<Option<Vec<_>>>().context("a parameter has no gradient")?;
-        let norm = optim::clip(&mut gradients, 1.0);
+        let gradients = result.gradients.into_iter().collect::<Option<Vec<_>>>().context("a parameter has no gradient")?;
+        drop(values);
+        let norm = optim::global_norm(&gradients);
         ensure!(norm.is_finite(), "the gradient is not finite");
         n_updates += 1;
-        adam.update(&mut parameters, &gradients, 1e-4, n_updates);
+        adam.update(&mut parameters, gradients, (optim::clip_scale(norm, 1.0), 1e-4), n_updates);
         Ok(Round { s: begun.elapsed().as_secs_f64(), loss: Some(result.loss), tokens: None })
     }))
 }

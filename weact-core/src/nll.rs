@@ -67,8 +67,7 @@ impl Scored {
 pub fn per_token(backbone: &Backbone, factors: Option<&FactorMap>, hidden: Tensor<2>, targets: &Targets) -> Scored {
     let supervised = hidden.select(0, targets.positions.clone());
     let tokens = targets.tokens.clone();
-    let (nll, best) =
-        ops::token_scores(backbone.operators, supervised, &backbone.head, head_factors(factors), tokens.clone());
+    let (nll, best) = ops::token_scores(backbone.operators, supervised, &backbone.head, head_factors(factors), tokens.clone());
     Scored { nll, best, tokens }
 }
 

@@ -6,6 +6,7 @@ use weact_core::{
     Backbone,
     model::{Tokens, backbone::block_factors},
     nll::{self, Targets},
+    ops::on_workers,
     sample::Sample,
 };
 
@@ -63,7 +64,7 @@ pub fn batch_gradient(
         let kept = || memory::kept_bytes(&backbone.config, trainable, &lengths);
         let recompute = plan.recompute.unwrap_or_else(|| kept() > KEEP_BYTES);
         let gradient = if recompute { block_by_block } else { whole_graph };
-        let (loss, gradients) = gradient(trainable, backbone, values, micro, n_supervised)?;
+        let (loss, gradients) = on_workers(|| gradient(trainable, backbone, values, micro, n_supervised))?;
         total += loss;
         for (sum, gradient) in sums.iter_mut().zip(gradients) {
             accumulate(sum, gradient);

@@ -250,19 +250,19 @@ impl Prepared {
         let (mut loss, mut grad_norm, mut trained_tokens) = (None, None, 0);
         if let Some(result) = result {
             (loss, trained_tokens) = (Some(result.loss), result.n_supervised);
-            let mut gradients = self.checked(result, step, position.updates == 0)?;
-            grad_norm = Some(optim::clip(&mut gradients, t.clip));
+            let (gradients, norm) = self.checked(result, step, position.updates == 0)?;
+            grad_norm = Some(norm);
             position.updates += 1;
             let adam = AdamW { beta1: t.beta1, beta2: t.beta2, eps: 1e-8, weight_decay: t.weight_decay };
-            adam.update(&mut self.parameters, &gradients, lr, position.updates);
+            adam.update(&mut self.parameters, gradients, (optim::clip_scale(norm, t.clip), lr), position.updates);
         }
         position.step = step;
         Ok(Step { step, loss, trained_tokens, tokens, padding: 0.0, lr, grad_norm, wall_s: begun.elapsed().as_secs_f64() })
     }
 
-    /// The gradients, once they are known to be there and finite. Before the first update every trained tensor must get one: `A`
+    /// The gradients and their norm, once they are known to be there and finite. Before the first update every trained tensor must get one: `A`
     /// has a zero gradient while `B` is zero, `B` and everything else must not.
-    fn checked(&self, result: BatchGradient, step: usize, first: bool) -> Result<Vec<Tensor<1>>> {
+    fn checked(&self, result: BatchGradient, step: usize, first: bool) -> Result<(Vec<Tensor<1>>, f64)> {
         if !result.loss.is_finite() {
             return Err(Error::Other(format!(
                 "the loss of batch {step} is {}: lower lr, or check data and weights",
@@ -289,10 +289,11 @@ impl Prepared {
                 self.parameters.len()
             )));
         }
-        if !optim::global_norm(&gradients).is_finite() {
+        let norm = optim::global_norm(&gradients);
+        if !norm.is_finite() {
             return Err(Error::Other(format!("the gradient of batch {step} is not finite: lower lr, or check data and weights")));
         }
-        Ok(gradients)
+        Ok((gradients, norm))
     }
 
     fn validate(&self, run: &Run, step: usize) -> Result<Option<Validation>> {

@@ -59,7 +59,11 @@ impl Backbone {
     ///
     /// # Panics
     /// If there is a cache and more than one sequence.
-    pub fn hidden(&self, tokens: &Tokens, factors: Option<&FactorMap>, mut cache: Option<&mut KvCache>) -> Tensor<2> {
+    pub fn hidden(&self, tokens: &Tokens, factors: Option<&FactorMap>, cache: Option<&mut KvCache>) -> Tensor<2> {
+        ops::on_workers(|| self.hidden_here(tokens, factors, cache))
+    }
+
+    fn hidden_here(&self, tokens: &Tokens, factors: Option<&FactorMap>, mut cache: Option<&mut KvCache>) -> Tensor<2> {
         assert!(cache.is_none() || tokens.lengths.len() == 1, "a cache belongs to one sequence");
         let positions = self.positions(cache.as_ref().map_or(0, |c| c.len()), &tokens.lengths);
         if let Some(cache) = cache.as_deref_mut() {

@@ -79,9 +79,8 @@ impl Block {
             self.linears[p as usize].forward(operators, x, factors[p as usize], residual)
         };
         let norm = |x: Tensor<2>, weight: &Tensor<1>| ops::rms_norm(operators, x, weight, config.rms_norm_eps);
-        let rotate = |x: Tensor<2>| {
-            ops::rope(operators, in_dtype(x, DType::F32), &positions.rotation.cos, &positions.rotation.sin)
-        };
+        let rotate =
+            |x: Tensor<2>| ops::rope(operators, in_dtype(x, DType::F32), &positions.rotation.cos, &positions.rotation.sin);
 
         let normed = norm(x.clone(), &self.input_norm);
         let mut q = linear(Projection::QProj, normed.clone(), None); // [n, heads * head_dim]

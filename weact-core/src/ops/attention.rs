@@ -62,12 +62,7 @@ pub struct Sequence {
 /// # Shapes
 /// - `q` and output: `[new positions of all sequences, n_heads * head_dim]`, f32
 /// - `k`, `v`: `[positions of all sequences, n_kv_heads * head_dim]`, f32
-pub fn attention(
-    operators: Operators,
-    [q, k, v]: [Tensor<2>; 3],
-    heads: Heads,
-    sequences: &Arc<[Sequence]>,
-) -> Tensor<2> {
+pub fn attention(operators: Operators, [q, k, v]: [Tensor<2>; 3], heads: Heads, sequences: &Arc<[Sequence]>) -> Tensor<2> {
     match operators {
         Operators::Composed => composed([q, k, v], heads, sequences),
         Operators::Fused => Tensor::from_dispatch(<Dispatch as Attention>::fused_attention(
@@ -202,7 +197,7 @@ fn forward([q, k, v]: [FlexTensor; 3], heads: Heads, sequences: &[Sequence]) -> 
                 let (row, seen) = scores.row(i);
                 sums[i * n_heads + head] = softmax_row(row, seen, scale(head_dim));
             }
-            multiply_here(&[(scores.matrix(), values.view())], Onto::Zero, &mut out[head * head_dim..], width);
+            multiply_here(&[(scores.matrix().into(), values.view())], Onto::Zero, &mut out[head * head_dim..], width);
         }
     };
     blocks.into_par_iter().for_each(one_block);
@@ -231,7 +226,7 @@ impl Scores {
 
     /// `rows right`, where `right` has a column per key.
     fn fill(&mut self, rows: Matrix<'_>, right: PanelView<'_>) {
-        multiply_here(&[(rows, right.first_columns(self.n_keys))], Onto::Zero, &mut self.values, self.stride);
+        multiply_here(&[(rows.into(), right.first_columns(self.n_keys))], Onto::Zero, &mut self.values, self.stride);
     }
 
     /// Row `i` and how many keys its query sees.
@@ -375,9 +370,9 @@ fn head_gradient(state: &State, placed: Placed, head: usize, g: &[f32]) -> [Buff
             let along: f32 = upstream.row(i).iter().zip(out.row(i)).map(|(g, o)| g * o).sum();
             score_gradient(row, ds.row(i).0, along, scale);
         }
-        multiply_here(&[(ds.matrix(), key_rows.view())], Onto::Zero, &mut dq[first * head_dim..], head_dim);
-        multiply_here(&[(p.matrix().transposed(), upstream.panels().view())], Onto::Itself, &mut dv, head_dim);
-        multiply_here(&[(ds.matrix().transposed(), queries.panels().view())], Onto::Itself, &mut dk, head_dim);
+        multiply_here(&[(ds.matrix().into(), key_rows.view())], Onto::Zero, &mut dq[first * head_dim..], head_dim);
+        multiply_here(&[(p.matrix().transposed().into(), upstream.panels().view())], Onto::Itself, &mut dv, head_dim);
+        multiply_here(&[(ds.matrix().transposed().into(), queries.panels().view())], Onto::Itself, &mut dk, head_dim);
     }
     [dq, dk, dv]
 }

@@ -32,7 +32,7 @@ use super::{
     buffer::Buffer,
     flex::{contiguous, dims, values},
     linear::linear,
-    matrix::{Matrix, Onto, PANEL, PanelView, Panels, Term, Weight, multiply_here, weight_of},
+    matrix::{Matrix, Onto, PANEL, PanelView, Panels, Strips, Term, Weight, multiply_here, weight_of},
     simd::exp,
 };
 use crate::lora::Factors;
@@ -196,7 +196,7 @@ impl Head {
             let n_rows = rows[0].matrix().n_rows;
             for (p, (panel, part)) in block.chunks_exact_mut(VOCABULARY * PANEL).zip(parts).enumerate() {
                 let terms: Vec<Term<'_>> =
-                    rows.iter().zip(&across).map(|(r, x)| (r.matrix(), x.view().whole_panel(p))).collect();
+                    rows.iter().zip(&across).map(|(r, x)| (r.matrix().into(), x.view().whole_panel(p))).collect();
                 let panel = &mut panel[..n_rows * PANEL];
                 multiply_here(&terms, Onto::Zero, panel, PANEL);
                 summarise(panel, part);
@@ -242,25 +242,30 @@ impl Head {
     /// Adds a chunk's `dz M^T` to the input's gradient of product `p`.
     fn input_gradient(&self, chunk: Chunk, dz: &Logits, p: usize, out: &mut [f32]) {
         let d = dims::<2>(&self.products[p].input)[1];
-        let mut across = Buffer::zeros(dz.n_panels * d * PANEL); // [panels, d, PANEL]
+        // Threads share the rows of the result, each with all tokens.
+        let part = d.div_ceil(2 * rayon::current_num_threads()).next_multiple_of(12);
+        let mut across = Buffer::zeros(d.div_ceil(part) * part * dz.n_panels * PANEL); // [parts, panels, part, PANEL]
+        let mut parts: Vec<&mut [f32]> = across.chunks_exact_mut(dz.n_panels * part * PANEL).collect();
         for block in 0..dz.n_blocks {
             let rows = Rows::of_block(&self.products[p].matrix, block);
             let left = rows.matrix().transposed(); // [d, n_rows]
-            let part = d.div_ceil(2).next_multiple_of(12);
-            let tasks: Vec<(usize, usize, &mut [f32])> = across
-                .chunks_exact_mut(d * PANEL)
-                .enumerate()
-                .flat_map(|(p, panel)| panel.chunks_mut(part * PANEL).enumerate().map(move |(i, out)| (p, i * part, out)))
-                .collect();
-            tasks.into_par_iter().for_each(|(panel, first, out)| {
-                let right = PanelView::new(dz.panel(block, panel, left.n_cols), left.n_cols, PANEL);
-                multiply_here(&[(left.rows(first, out.len() / PANEL), right)], Onto::Itself, out, PANEL);
+            parts.par_iter_mut().enumerate().for_each(|(i, out)| {
+                let left = left.rows(i * part, part.min(d - i * part));
+                let turned = left.is_turned().then(|| left.strips(false));
+                let left = turned.as_ref().map_or(left.into(), Strips::view);
+                for (panel, out) in out.chunks_exact_mut(part * PANEL).enumerate() {
+                    let n_rows = rows.matrix().n_rows;
+                    let right = PanelView::new(dz.panel(block, panel, n_rows), n_rows, PANEL);
+                    multiply_here(&[(left, right)], Onto::Itself, out, PANEL);
+                }
             });
         }
         let of_tokens = out[chunk.first * d..(chunk.first + chunk.n) * d].par_chunks_mut(d);
         of_tokens.enumerate().for_each(|(i, row)| {
-            let panel = &across[i / PANEL * d * PANEL..][..d * PANEL];
-            row.iter_mut().zip(panel.iter().skip(i % PANEL).step_by(PANEL)).for_each(|(o, x)| *o = *x);
+            for (p, row) in row.chunks_mut(part).enumerate() {
+                let from = &across[(p * dz.n_panels + i / PANEL) * part * PANEL..][..part * PANEL];
+                row.iter_mut().zip(from.iter().skip(i % PANEL).step_by(PANEL)).for_each(|(o, x)| *o = *x);
+            }
         });
     }
 
@@ -269,14 +274,13 @@ impl Head {
         let input = &self.products[p].input;
         let d = dims::<2>(input)[1];
         let rows = chunk.rows(input);
-        let parts: Vec<Panels> =
-            (0..chunk.n).step_by(PANEL).map(|i| rows.rows(i, PANEL.min(chunk.n - i)).panels()).collect();
+        let parts: Vec<Panels> = (0..chunk.n).step_by(PANEL).map(|i| rows.rows(i, PANEL.min(chunk.n - i)).panels()).collect();
         out.par_chunks_mut(VOCABULARY * d).enumerate().for_each(|(block, out)| {
             let n_rows = out.len() / d;
             let terms: Vec<Term<'_>> = parts
                 .iter()
                 .enumerate()
-                .map(|(p, x)| (Matrix::new(dz.panel(block, p, n_rows), n_rows, x.view().n_rows(), PANEL), x.view()))
+                .map(|(p, x)| (Matrix::new(dz.panel(block, p, n_rows), n_rows, x.view().n_rows(), PANEL).into(), x.view()))
                 .collect();
             multiply_here(&terms, Onto::Itself, out, d);
         });
@@ -521,7 +525,15 @@ impl<C: CheckpointStrategy> CrossEntropy for Autodiff<Flex, C> {
         }
         let state = match trained {
             true => State::Again(head, log_sums.into_tensor([n])),
-            false => State::Ready(of_inputs.into_iter().map(|x| { let d = x.len() / n; x.into_tensor([n, d]) }).collect()),
+            false => State::Ready(
+                of_inputs
+                    .into_iter()
+                    .map(|x| {
+                        let d = x.len() / n;
+                        x.into_tensor([n, d])
+                    })
+                    .collect(),
+            ),
         };
         op.finish(state, nll.into_tensor([n]))
     }

@@ -56,27 +56,44 @@ impl<T: Element> WithSimd for Dots<'_, T> {
     type Output = ();
 
     #[inline(always)]
-    fn with_simd<S: Simd>(self, _: S) {
-        const LANES: usize = 64;
-        let (xs, x_rest) = self.x.as_chunks::<LANES>();
-        for (out, column) in self.out.iter_mut().zip(self.columns.chunks_exact(self.x.len())) {
-            let (columns, column_rest) = column.as_chunks::<LANES>();
-            let mut sums = [0.0_f32; LANES];
-            for (x, w) in xs.iter().zip(columns) {
-                for i in 0..LANES {
-                    sums[i] += x[i] * w[i].to_f32();
-                }
-            }
-            let mut n = LANES;
-            while n > 1 {
-                n /= 2;
-                for i in 0..n {
-                    sums[i] += sums[i + n];
-                }
-            }
-            *out = sums[0] + x_rest.iter().zip(column_rest).map(|(x, w)| x * w.to_f32()).sum::<f32>();
+    fn with_simd<S: Simd>(self, simd: S) {
+        // Four columns at a time: several streams keep the memory busy.
+        let d_in = self.x.len();
+        let (fours, rest) = self.out.as_chunks_mut::<4>();
+        let (of_fours, of_rest) = self.columns[..(4 * fours.len() + rest.len()) * d_in].split_at(4 * fours.len() * d_in);
+        for (out, columns) in fours.iter_mut().zip(of_fours.chunks_exact(4 * d_in)) {
+            let (front, back) = columns.split_at(2 * d_in);
+            let ((a, b), (c, d)) = (front.split_at(d_in), back.split_at(d_in));
+            *out = four_dots(simd, self.x, [a, b, c, d]);
+        }
+        for (out, column) in rest.iter_mut().zip(of_rest.chunks_exact(d_in)) {
+            [*out, ..] = four_dots(simd, self.x, [column; 4]);
         }
     }
+}
+
+/// The products of `x` with each of four columns.
+#[inline(always)]
+fn four_dots<S: Simd, T: Element>(simd: S, x: &[f32], [a, b, c, d]: [&[T]; 4]) -> [f32; 4] {
+    let (xs, x_rest) = S::as_simd_f32s(x);
+    let n = S::F32_LANES;
+    let mut sums = [simd.splat_f32s(0.0); 4];
+    for ((((x, a), b), c), d) in
+        xs.iter().zip(a.chunks_exact(n)).zip(b.chunks_exact(n)).zip(c.chunks_exact(n)).zip(d.chunks_exact(n))
+    {
+        sums[0] = simd.mul_add_f32s(*x, T::vector::<S>(a), sums[0]);
+        sums[1] = simd.mul_add_f32s(*x, T::vector::<S>(b), sums[1]);
+        sums[2] = simd.mul_add_f32s(*x, T::vector::<S>(c), sums[2]);
+        sums[3] = simd.mul_add_f32s(*x, T::vector::<S>(d), sums[3]);
+    }
+    let n = x.len() - x_rest.len();
+    let rest = |column: &[T]| x_rest.iter().zip(&column[n..]).map(|(x, w)| x * w.to_f32()).sum::<f32>();
+    [
+        simd.reduce_sum_f32s(sums[0]) + rest(a),
+        simd.reduce_sum_f32s(sums[1]) + rest(b),
+        simd.reduce_sum_f32s(sums[2]) + rest(c),
+        simd.reduce_sum_f32s(sums[3]) + rest(d),
+    ]
 }
 
 /// Outputs whose rows of weights lie in one piece.

@@ -136,7 +136,14 @@ fn forward(
 }
 
 impl Linear for Flex {
-    fn fused_linear(x: FlexTensor, weight: FlexTensor, a: FlexTensor, b: FlexTensor, residual: FlexTensor, scale: f64) -> FlexTensor {
+    fn fused_linear(
+        x: FlexTensor,
+        weight: FlexTensor,
+        a: FlexTensor,
+        b: FlexTensor,
+        residual: FlexTensor,
+        scale: f64,
+    ) -> FlexTensor {
         let [x, a, b, residual] = [x, a, b, residual].map(contiguous);
         let shape = [dims::<2>(&x)[0], dims::<2>(&weight)[1]];
         forward(&x, &weight, (&a, &b, scale), &residual).0.into_tensor(shape)

@@ -20,6 +20,9 @@ pub(super) const PANEL: usize = 32;
 /// A number that a matrix may hold.
 pub(super) trait Element: Copy + Send + Sync {
     fn to_f32(self) -> f32;
+
+    /// As many numbers as a vector holds.
+    fn vector<S: Simd>(from: &[Self]) -> S::f32s;
 }
 
 impl Element for f32 {
@@ -27,12 +30,26 @@ impl Element for f32 {
     fn to_f32(self) -> f32 {
         self
     }
+
+    #[inline(always)]
+    fn vector<S: Simd>(from: &[Self]) -> S::f32s {
+        S::as_simd_f32s(from).0[0]
+    }
 }
 
 impl Element for bf16 {
     #[inline(always)]
     fn to_f32(self) -> f32 {
         f32::from_bits(u32::from(self.to_bits()) << 16)
+    }
+
+    #[inline(always)]
+    fn vector<S: Simd>(from: &[Self]) -> S::f32s {
+        let mut wide = [0.0; 16];
+        for i in 0..S::F32_LANES {
+            wide[i] = from[i].to_f32();
+        }
+        S::as_simd_f32s(&wide).0[0]
     }
 }
 
@@ -54,13 +71,7 @@ impl<'a, T: Element> Matrix<'a, T> {
 
     /// Rows and columns exchanged.
     pub(super) fn transposed(self) -> Self {
-        Self {
-            n_rows: self.n_cols,
-            n_cols: self.n_rows,
-            row_stride: self.col_stride,
-            col_stride: self.row_stride,
-            ..self
-        }
+        Self { n_rows: self.n_cols, n_cols: self.n_rows, row_stride: self.col_stride, col_stride: self.row_stride, ..self }
     }
 
     /// The rows from `start` on, `n` of them.
@@ -80,42 +91,83 @@ impl<'a, T: Element> Matrix<'a, T> {
         self.data[i * self.row_stride + j * self.col_stride]
     }
 
+    /// Whether columns lie in one piece, and rows do not.
+    pub(super) fn is_turned(&self) -> bool {
+        self.col_stride != 1
+    }
+
     /// Row `i` where rows are contiguous.
     #[inline(always)]
     pub(super) fn row(&self, i: usize) -> &'a [T] {
         &self.data[i * self.row_stride..][..self.n_cols]
     }
 
-    /// Writes columns `first..first + PANEL` row after row into `out`, with zeros for columns that are not there.
-    fn pack_panel(&self, first: usize, out: &mut [f32]) {
-        let width = PANEL.min(self.n_cols - first);
-        if self.col_stride == 1 {
-            for (i, out) in out.chunks_exact_mut(PANEL).enumerate() {
-                let row = &self.data[i * self.row_stride + first..][..width];
-                out[..width].iter_mut().zip(row).for_each(|(o, x)| *o = x.to_f32());
-                out[width..].fill(0.0);
+    /// Writes the columns from `first` on, `n` of them, panel after panel into `out`, with zeros for columns that are not there.
+    fn pack(&self, first: usize, n: usize, out: &mut [f32]) {
+        struct Pack<'a, 'b, T>(&'a Matrix<'a, T>, usize, usize, &'b mut [f32]);
+        impl<T: Element> WithSimd for Pack<'_, '_, T> {
+            type Output = ();
+            #[inline(always)]
+            fn with_simd<S: Simd>(self, simd: S) {
+                self.0.pack_with(simd, self.1, self.2, self.3);
+            }
+        }
+        pulp::Arch::new().dispatch(Pack(self, first, n, out));
+    }
+
+    #[inline(always)]
+    fn pack_with<S: Simd>(&self, _: S, first: usize, n: usize, out: &mut [f32]) {
+        let size = self.n_rows * PANEL;
+        if self.col_stride != 1 {
+            for (p, out) in out.chunks_exact_mut(size).take(n.div_ceil(PANEL)).enumerate() {
+                self.turn_panel(first + p * PANEL, PANEL.min(n - p * PANEL), out);
             }
             return;
         }
-        let columns: [&[T]; PANEL] = std::array::from_fn(|j| match j < width {
-            true => &self.data[(first + j) * self.col_stride..][..self.n_rows],
-            false => &[],
-        });
+        for (p, out) in out.chunks_exact_mut(size).take(n.div_ceil(PANEL)).enumerate() {
+            let (first, width) = (first + p * PANEL, PANEL.min(n - p * PANEL));
+            let (out, _) = out.as_chunks_mut::<PANEL>();
+            for (i, out) in out.iter_mut().enumerate() {
+                let row = &self.data[i * self.row_stride + first..][..width];
+                match <&[T; PANEL]>::try_from(row) {
+                    Ok(row) => (0..PANEL).for_each(|j| out[j] = row[j].to_f32()),
+                    Err(_) => {
+                        out.fill(0.0);
+                        out.iter_mut().zip(row).for_each(|(o, x)| *o = x.to_f32());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Writes `width` columns, each of which lies in one piece, row after row into `out`.
+    #[inline(always)]
+    fn turn_panel(&self, first: usize, width: usize, out: &mut [f32]) {
+        let mut columns: [&[T]; PANEL] = [&[]; PANEL];
+        for (j, column) in columns[..width].iter_mut().enumerate() {
+            *column = &self.data[(first + j) * self.col_stride..][..self.n_rows];
+        }
         // Full tiles of 16 x 16 turn in registers; what is left goes one by one.
         const TILE: usize = 16;
         let n_tiled = if width == PANEL { self.n_rows / TILE * TILE } else { 0 };
         for i in (0..n_tiled).step_by(TILE) {
             for half in [0, TILE] {
-                let tile: [[T; TILE]; TILE] =
-                    std::array::from_fn(|j| columns[half + j][i..i + TILE].try_into().expect("a row of a tile"));
+                let mut tile = [[0.0; TILE]; TILE];
+                for j in 0..TILE {
+                    let column = &columns[half + j][i..i + TILE];
+                    for k in 0..TILE {
+                        tile[j][k] = column[k].to_f32();
+                    }
+                }
                 for (di, out) in out[i * PANEL..(i + TILE) * PANEL].chunks_exact_mut(PANEL).enumerate() {
-                    for (out, column) in out[half..half + TILE].iter_mut().zip(&tile) {
-                        *out = column[di].to_f32();
+                    let out = &mut out[half..half + TILE];
+                    for j in 0..TILE {
+                        out[j] = tile[j][di];
                     }
                 }
             }
         }
-        for (i, out) in out.chunks_exact_mut(PANEL).enumerate().skip(n_tiled) {
+        for (i, out) in out.chunks_exact_mut(PANEL).take(self.n_rows).enumerate().skip(n_tiled) {
             out[..width].iter_mut().zip(&columns).for_each(|(o, column)| *o = column[i].to_f32());
             out[width..].fill(0.0);
         }
@@ -125,8 +177,7 @@ impl<'a, T: Element> Matrix<'a, T> {
     pub(super) fn panels(self) -> Panels {
         let n_panels = self.n_cols.div_ceil(PANEL);
         let mut values = Buffer::take(n_panels * self.n_rows * PANEL);
-        let size = (self.n_rows * PANEL).max(1);
-        values.chunks_mut(size).enumerate().for_each(|(p, out)| self.pack_panel(p * PANEL, out));
+        self.pack(0, self.n_cols, &mut values);
         Panels { values, n_rows: self.n_rows, n_cols: self.n_cols }
     }
 }
@@ -188,6 +239,83 @@ impl<'a> PanelView<'a> {
     }
 }
 
+/// The left side of a product.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Left<'a> {
+    /// As it lies in memory.
+    Lies(Matrix<'a>),
+    /// Copied, `MOST_ROWS` rows at a time: `[strips, n_cols, MOST_ROWS]`.
+    Strips { values: &'a [f32], n_rows: usize, n_cols: usize },
+}
+
+impl<'a> From<Matrix<'a>> for Left<'a> {
+    fn from(matrix: Matrix<'a>) -> Self {
+        Self::Lies(matrix)
+    }
+}
+
+impl Left<'_> {
+    fn n_rows(&self) -> usize {
+        match self {
+            Self::Lies(matrix) => matrix.n_rows,
+            Self::Strips { n_rows, .. } => *n_rows,
+        }
+    }
+
+    fn n_cols(&self) -> usize {
+        match self {
+            Self::Lies(matrix) => matrix.n_cols,
+            Self::Strips { n_cols, .. } => *n_cols,
+        }
+    }
+}
+
+/// A left side whose columns lay in one piece, copied so that the rows of a tile lie together.
+#[derive(Debug)]
+pub(super) struct Strips {
+    values: Buffer,
+    n_rows: usize,
+    n_cols: usize,
+}
+
+impl Strips {
+    pub(super) fn view(&self) -> Left<'_> {
+        Left::Strips { values: &self.values, n_rows: self.n_rows, n_cols: self.n_cols }
+    }
+}
+
+impl Matrix<'_> {
+    /// Copies a matrix whose columns lie in one piece.
+    pub(super) fn strips(self, parallel: bool) -> Strips {
+        assert_eq!(self.row_stride, 1, "columns in one piece");
+        let Self { n_rows, n_cols, .. } = self;
+        let mut values = Buffer::take(n_rows.div_ceil(MOST_ROWS) * n_cols * MOST_ROWS);
+        // A few strips at a time, so that each visit of a column takes more than a cache line.
+        const TOGETHER: usize = 8;
+        let copy = |(i, out): (usize, &mut [f32])| {
+            let first = i * TOGETHER * MOST_ROWS;
+            let n = (TOGETHER * MOST_ROWS).min(n_rows - first);
+            for k in 0..n_cols {
+                let (whole, rest) = self.data[k * self.col_stride + first..][..n].as_chunks::<MOST_ROWS>();
+                for (s, part) in whole.iter().enumerate() {
+                    out[(s * n_cols + k) * MOST_ROWS..][..MOST_ROWS].copy_from_slice(part);
+                }
+                if !rest.is_empty() {
+                    let out = &mut out[(whole.len() * n_cols + k) * MOST_ROWS..][..MOST_ROWS];
+                    out[..rest.len()].copy_from_slice(rest);
+                    out[rest.len()..].fill(0.0);
+                }
+            }
+        };
+        let chunk = TOGETHER * MOST_ROWS * n_cols;
+        match parallel {
+            true => values.par_chunks_mut(chunk).enumerate().for_each(copy),
+            false => values.chunks_mut(chunk).enumerate().for_each(copy),
+        }
+        Strips { values, n_rows, n_cols }
+    }
+}
+
 /// A weight matrix `[d_in, d_out]` in the type it is stored in.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Weight<'a> {
@@ -210,10 +338,10 @@ impl Weight<'_> {
         }
     }
 
-    fn pack_panel(&self, first: usize, out: &mut [f32]) {
+    fn pack(&self, first: usize, n: usize, out: &mut [f32]) {
         match self {
-            Self::F32(m) => m.pack_panel(first, out),
-            Self::Bf16(m) => m.pack_panel(first, out),
+            Self::F32(m) => m.pack(first, n, out),
+            Self::Bf16(m) => m.pack(first, n, out),
         }
     }
 }
@@ -250,7 +378,7 @@ pub(super) enum Onto<'a> {
 }
 
 /// One summand of a product whose right side is packed.
-pub(super) type Term<'a> = (Matrix<'a>, PanelView<'a>);
+pub(super) type Term<'a> = (Left<'a>, PanelView<'a>);
 
 /// One summand of a product.
 pub(super) type Summand<'a> = (Matrix<'a>, Weight<'a>);
@@ -282,7 +410,12 @@ pub(super) fn multiply(summands: &[Summand<'_>], onto: Onto<'_>, out: &mut [f32]
             tasks[of_block..].iter_mut().zip(parts).for_each(|(task, part)| task.out.push(part));
         }
     }
-    let compute = |task: Task<'_>| task.compute(summands, onto, n_cols);
+    // Columns of a left side that is turned lie far apart: copied once, rows of a tile lie together.
+    let strips: Vec<Option<Strips>> =
+        summands.iter().map(|(left, _)| (left.is_turned() && n_panels > 1).then(|| left.strips(threads > 1))).collect();
+    let lefts: Vec<Left<'_>> =
+        summands.iter().zip(&strips).map(|((m, _), s)| s.as_ref().map_or(Left::Lies(*m), Strips::view)).collect();
+    let compute = |task: Task<'_>| task.compute(&lefts, summands, onto, n_cols);
     match threads {
         1 => tasks.into_iter().for_each(compute),
         _ => tasks.into_par_iter().for_each(compute),
@@ -303,7 +436,7 @@ struct Task<'a> {
 }
 
 impl Task<'_> {
-    fn compute(mut self, summands: &[Summand<'_>], onto: Onto<'_>, n_cols: usize) {
+    fn compute(mut self, lefts: &[Left<'_>], summands: &[Summand<'_>], onto: Onto<'_>, n_cols: usize) {
         let width = self.out[0].len();
         let sizes: Vec<usize> = summands.iter().map(|(left, _)| left.n_cols * PANEL).collect();
         let (panels, _) = shares(width.div_ceil(PANEL), width.div_ceil(PANEL).div_ceil((PACKED / sizes[0].max(1)).max(1)));
@@ -311,19 +444,14 @@ impl Task<'_> {
         for start in (0..width).step_by(panels * PANEL) {
             let n = (panels * PANEL).min(width - start);
             let first_col = self.first_panel * PANEL + start;
-            for ((packed, size), (_, right)) in packed.iter_mut().zip(&sizes).zip(summands) {
-                for (p, out) in packed.chunks_exact_mut(*size).take(n.div_ceil(PANEL)).enumerate() {
-                    right.pack_panel(first_col + p * PANEL, out);
-                }
+            for (packed, (_, right)) in packed.iter_mut().zip(summands) {
+                right.pack(first_col, n, packed);
             }
-            let terms: Vec<Term<'_>> = summands
-                .iter()
-                .zip(&packed)
-                .map(|((left, _), packed)| {
-                    let values = &packed[..n.div_ceil(PANEL) * PANEL * left.n_cols];
-                    (*left, PanelView { values, n_rows: left.n_cols, n_cols: n })
-                })
-                .collect();
+            let mut terms: Vec<Term<'_>> = Vec::with_capacity(lefts.len());
+            for (left, packed) in lefts.iter().zip(&packed) {
+                let values = &packed[..n.div_ceil(PANEL) * PANEL * left.n_cols()];
+                terms.push((*left, PanelView { values, n_rows: left.n_cols(), n_cols: n }));
+            }
             let place = Place { first_row: self.first_row, n_rows: self.out.len(), first_col: start };
             let onto = match onto {
                 Onto::Rows(rows) => Onto::Rows(&rows[self.first_row * n_cols + first_col - start..]),
@@ -336,7 +464,7 @@ impl Task<'_> {
 
 /// `out = onto + left right` on one thread, with a result whose rows are `stride` apart.
 pub(super) fn multiply_here(terms: &[Term<'_>], onto: Onto<'_>, out: &mut [f32], stride: usize) {
-    let place = Place { first_row: 0, n_rows: terms[0].0.n_rows, first_col: 0 };
+    let place = Place { first_row: 0, n_rows: terms[0].0.n_rows(), first_col: 0 };
     block(terms, (onto, stride), place, &mut Strided(out, stride));
 }
 
@@ -482,30 +610,37 @@ fn sums<S: Simd, const ROWS: usize, const VECTORS: usize>(
     for &(a, b) in terms {
         let (panel, _) = S::as_simd_f32s(b.panel(p));
         let panel = panel.chunks_exact(PANEL / S::F32_LANES);
-        if a.col_stride == 1 {
-            let n = a.n_cols;
-            // Not `array::from_fn`, which may stay a call and then hides that all rows are `n` long.
-            let mut rows: [&[f32]; ROWS] = [&[]; ROWS];
-            for i in 0..ROWS {
-                rows[i] = &a.data[(first + i) * a.row_stride..][..n];
-            }
-            for (k, b) in (0..n).zip(panel) {
-                let b = &b[vector..vector + VECTORS];
+        // Where columns lie in one piece: from the first row of the tile on, and how far apart.
+        let (columns, stride) = match a {
+            Left::Lies(a) if a.col_stride == 1 => {
+                let n = a.n_cols;
+                // Not `array::from_fn`, which may stay a call and then hides that all rows are `n` long.
+                let mut rows: [&[f32]; ROWS] = [&[]; ROWS];
                 for i in 0..ROWS {
-                    let x = simd.splat_f32s(rows[i][k]);
-                    for j in 0..VECTORS {
-                        sums[i][j] = simd.mul_add_f32s(x, b[j], sums[i][j]);
+                    rows[i] = &a.data[(first + i) * a.row_stride..][..n];
+                }
+                for (k, b) in (0..n).zip(panel) {
+                    let b = &b[vector..vector + VECTORS];
+                    for i in 0..ROWS {
+                        let x = simd.splat_f32s(rows[i][k]);
+                        for j in 0..VECTORS {
+                            sums[i][j] = simd.mul_add_f32s(x, b[j], sums[i][j]);
+                        }
                     }
                 }
+                continue;
             }
-        } else {
-            for (a, b) in a.data[first..].chunks(a.col_stride).zip(panel) {
-                let (a, b) = (&a[..ROWS], &b[vector..vector + VECTORS]);
-                for i in 0..ROWS {
-                    let x = simd.splat_f32s(a[i]);
-                    for j in 0..VECTORS {
-                        sums[i][j] = simd.mul_add_f32s(x, b[j], sums[i][j]);
-                    }
+            Left::Lies(a) => (&a.data[first..], a.col_stride),
+            Left::Strips { values, n_cols, .. } => {
+                (&values[first / MOST_ROWS * n_cols * MOST_ROWS + first % MOST_ROWS..], MOST_ROWS)
+            }
+        };
+        for (a, b) in columns.chunks(stride).zip(panel) {
+            let (a, b) = (&a[..ROWS], &b[vector..vector + VECTORS]);
+            for i in 0..ROWS {
+                let x = simd.splat_f32s(a[i]);
+                for j in 0..VECTORS {
+                    sums[i][j] = simd.mul_add_f32s(x, b[j], sums[i][j]);
                 }
             }
         }

@@ -12,6 +12,7 @@ pub mod rope;
 pub mod swiglu;
 pub mod attention;
 pub mod cross_entropy;
+pub mod sum_of_squares;
 
 use burn::tensor::{DType, Device};
 
@@ -20,6 +21,7 @@ pub use cross_entropy::{token_nll, token_scores};
 pub use linear::linear;
 pub use rms_norm::rms_norm;
 pub use rope::rope;
+pub use sum_of_squares::sum_of_squares;
 pub use swiglu::swiglu;
 
 /// Which body of the operators a model runs.
@@ -37,4 +39,9 @@ impl Operators {
         let on_cpu = device.clone().inner() == Device::flex();
         if on_cpu && matches!(dtype, DType::F32 | DType::BF16) { Self::Fused } else { Self::Composed }
     }
+}
+
+/// Runs `f` on a thread of the pool that the fused operators share, so that none of them has to hand its work over to it first.
+pub fn on_workers<R: Send>(f: impl FnOnce() -> R + Send) -> R {
+    rayon::scope(|_| f())
 }

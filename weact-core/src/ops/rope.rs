@@ -81,14 +81,7 @@ fn rotate_all(x: FlexTensor, cos: &FlexTensor, sin: &FlexTensor, direction: f32)
 
 #[pulp::with_simd(rotate = pulp::Arch::new())]
 #[inline(always)]
-fn rotate_simd<S: Simd>(
-    _: S,
-    x: &[f32],
-    cos: &[f32],
-    sin: &[f32],
-    (width, half, direction): (usize, usize, f32),
-    y: &mut [f32],
-) {
+fn rotate_simd<S: Simd>(_: S, x: &[f32], cos: &[f32], sin: &[f32], (width, half, direction): (usize, usize, f32), y: &mut [f32]) {
     let rows = x.chunks_exact(width).zip(y.chunks_exact_mut(width));
     for ((x, y), (cos, sin)) in rows.zip(cos.chunks_exact(half).zip(sin.chunks_exact(half))) {
         for (x, y) in x.chunks_exact(2 * half).zip(y.chunks_exact_mut(2 * half)) {

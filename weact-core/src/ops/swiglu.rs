@@ -30,9 +30,7 @@ use super::{
 pub fn swiglu(operators: Operators, gate: Tensor<2>, up: Tensor<2>) -> Tensor<2> {
     match operators {
         Operators::Composed => silu(gate) * up,
-        Operators::Fused => {
-            Tensor::from_dispatch(<Dispatch as SwiGlu>::fused_swiglu(gate.into_dispatch(), up.into_dispatch()))
-        }
+        Operators::Fused => Tensor::from_dispatch(<Dispatch as SwiGlu>::fused_swiglu(gate.into_dispatch(), up.into_dispatch())),
     }
 }
 
