@@ -6,7 +6,8 @@ apart, and one of PyTorch. In each round every worker works once while the other
 before the counted ones warm up. If in any round the sides' losses or chosen tokens differ, they did not do the same job: that
 ends the run with status 1.
 
-A job is lora-BxS or full-BxS (one update on B rows of S tokens), prefill-N, or decode-N (N tokens after a prompt of 64), of
+A job is lora-BxS or full-BxS (one update on B rows of S tokens), prefill-N, or decode-N (N tokens after a prompt of 64;
+decodebf16-N has our weights, not torch's, in bf16), of
 SmolLM2 or, after small:, of a random model of four layers. --jobs takes several, with commas between them.
 """
 
@@ -26,7 +27,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 MADE = ROOT / "target" / "versus"
-DEFAULT_JOBS = "lora-1x256,lora-4x512,full-1x256,prefill-1024,decode-64,small:lora-8x256,small:full-8x256"
+DEFAULT_JOBS = "lora-1x256,lora-4x512,full-1x256,prefill-1024,decode-64,decodebf16-64,small:lora-8x256,small:full-8x256"
 WARM_UP = 2
 REST_S = 0.2  # OpenMP's threads spin for a while after their work
 TOLERANCE = 1e-3  # of losses, relative
@@ -81,8 +82,8 @@ def job_list(text):
     """Model and job of each."""
     named = [name if ":" in name else f"smollm2:{name}" for name in text.split(",")]
     for name in named:
-        if not re.fullmatch(r"(smollm2|small):((lora|full)-\d+x\d+|(prefill|decode)-\d+)", name):
-            raise argparse.ArgumentTypeError(f"{name} is none of [small:]lora-BxS, full-BxS, prefill-N, decode-N")
+        if not re.fullmatch(r"(smollm2|small):((lora|full)-\d+x\d+|(prefill|decode|decodebf16)-\d+)", name):
+            raise argparse.ArgumentTypeError(f"{name} is none of [small:]lora-BxS, full-BxS, prefill-N, decode-N, decodebf16-N")
     return [tuple(name.split(":")) for name in named]
 
 

@@ -51,7 +51,7 @@ def main():
         step = training(model, token_ids(model, rows, length))
     elif kind == "prefill":
         step = prefill(model.eval(), token_ids(model, 1, int(size)))
-    elif kind == "decode":
+    elif kind in ("decode", "decodebf16"):
         step = decode(model.eval(), token_ids(model, 1, PROMPT), int(size))
     else:
         sys.exit(f"unknown job {job}")

@@ -27,7 +27,7 @@ use weact::{
 };
 
 const PROMPT: usize = 64;
-const USAGE: &str = "usage: versus JOB MODEL_DIR [ADAPTER_DIR], where JOB is lora-BxS, full-BxS, prefill-N or decode-N";
+const USAGE: &str = "usage: versus JOB MODEL_DIR [ADAPTER_DIR], where JOB is lora-BxS, full-BxS, prefill-N, decode-N or decodebf16-N";
 
 /// What one round takes and gives.
 struct Round {
@@ -46,8 +46,9 @@ fn main() -> Result<()> {
         _ => bail!(USAGE),
     };
     let start_bytes = peak_bytes()?;
-    let backbone = Checkpoint::open(model_dir, false)?.load(&Device::flex(), DType::F32)?;
     let (kind, size) = job.split_once('-').context(USAGE)?;
+    let dtype = if kind == "decodebf16" { DType::BF16 } else { DType::F32 };
+    let backbone = Checkpoint::open(model_dir, false)?.load(&Device::flex(), dtype)?;
     let rows_and_length = || -> Result<(usize, usize)> {
         let (rows, length) = size.split_once('x').context(USAGE)?;
         Ok((rows.parse()?, length.parse()?))
@@ -64,7 +65,7 @@ fn main() -> Result<()> {
             training(backbone, trained, rows_and_length()?)?
         }
         "prefill" => prefill(backbone, size.parse()?),
-        "decode" => decode(backbone, size.parse()?),
+        "decode" | "decodebf16" => decode(backbone, size.parse()?),
         _ => bail!(USAGE),
     };
     let load_peak_bytes = peak_bytes()?;

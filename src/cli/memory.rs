@@ -1,17 +1,18 @@
 //! How much memory a piece of work takes.
 
 use std::{
-    fs,
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
     thread,
     time::Duration,
 };
 
+use weact::train::memory::of_process;
+
 /// Does `work` and gives the largest anonymous memory of the process meanwhile, in bytes: what mapped files hold does not count.
 /// `None` where the system does not tell.
 pub(super) fn peak<T>(work: impl FnOnce() -> T) -> (T, Option<u64>) {
     let (done, peak) = (AtomicBool::new(false), AtomicU64::new(0));
-    let look = || _ = peak.fetch_max(anonymous().unwrap_or(0), Ordering::Relaxed);
+    let look = || _ = peak.fetch_max(of_process("RssAnon").unwrap_or(0), Ordering::Relaxed);
     let result = thread::scope(|scope| {
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
@@ -25,10 +26,4 @@ pub(super) fn peak<T>(work: impl FnOnce() -> T) -> (T, Option<u64>) {
         result
     });
     (result, Some(peak.into_inner()).filter(|bytes| *bytes > 0))
-}
-
-fn anonymous() -> Option<u64> {
-    let status = fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;
-    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
 }

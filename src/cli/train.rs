@@ -16,6 +16,7 @@ use serde_json::json;
 use weact::train::{
     config::Run,
     log::{Data, Event, Step, Validation},
+    memory::Prediction,
     run_directory::Existing,
     sft::{self, Options, Outcome},
 };
@@ -62,7 +63,8 @@ pub(super) fn run(args: &Args, common: &Common) -> anyhow::Result<ExitCode> {
     if args.dry_run {
         let preview = sft::preview(&run, options, &device)?;
         let (n, modules) = (preview.modules.len(), preview.modules.join(" "));
-        let text = format!("{}\n{n} modules: {modules}\nnothing was written", data_text(&preview.data));
+        let memory = memory_text(&preview.memory)?;
+        let text = format!("{}\n{n} modules: {modules}\n{memory}nothing was written", data_text(&preview.data));
         say.result(&text, &serde_json::to_value(&preview)?)?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -79,7 +81,7 @@ pub(super) fn run(args: &Args, common: &Common) -> anyhow::Result<ExitCode> {
         Outcome::Done(done) => {
             let untouched = format!("the backbone and {} adapters beside it are unchanged", done.others.len());
             let text = format!("wrote {} after {} batches, digest {}; {untouched}", run.out.display(), done.step, done.digest);
-            say.summary(&text, &json!({"out": run.out, "step": done.step, "digest": done.digest, "base": done.base}))?;
+            say.summary(&text, &json!({"out": run.out, "step": done.step, "digest": done.digest, "base": done.base, "peak_bytes": done.peak_bytes}))?;
             Ok(ExitCode::SUCCESS)
         }
     }
@@ -114,6 +116,21 @@ fn data_text(data: &Data) -> String {
         "{samples} samples, {tokens} tokens, {supervised_tokens} supervised; {dropped}\n\
          {trained_tensors} trained tensors, {trained_parameters} parameters, {steps} batches"
     )
+}
+
+/// The predicted peak and its parts, one a line.
+fn memory_text(memory: &Prediction) -> anyhow::Result<String> {
+    let Prediction { bytes, largest, micro_batches, recomputed } = memory;
+    let (samples, tokens) = (largest.lengths.len(), largest.lengths.iter().sum::<usize>());
+    let mut text = format!(
+        "predicted peak memory, at {samples} samples of {tokens} tokens together; blocks are recomputed in {recomputed} of \
+         {micro_batches} micro-batches:\n"
+    );
+    for (part, bytes) in serde_json::to_value(bytes)?.as_object().into_iter().flatten() {
+        let mb = bytes.as_u64().unwrap_or_default() as f64 / 1e6;
+        text += &format!("  {:<20}{mb:>10.1} MB\n", part.replace('_', " "));
+    }
+    Ok(text)
 }
 
 /// A bar on a terminal, plain lines elsewhere.

@@ -3,7 +3,7 @@
 use rand::{SeedableRng, seq::SliceRandom};
 use rand_chacha::ChaCha8Rng;
 
-/// Batches that are sorted by length among their neighbours: little padding, random order.
+/// Batches that are sorted by length among their neighbours: the samples of one are alike, their order is random.
 const BATCHES_PER_WINDOW: usize = 16;
 
 /// The batches of one epoch as indices into `lengths`. Every sample occurs once; the last batch may be smaller.
@@ -30,6 +30,11 @@ pub fn of_step(lengths: &[usize], batch_rows: usize, seed: u64, step: usize) -> 
     epoch(lengths, batch_rows, seed, number).swap_remove(place)
 }
 
+/// The batches of updates `1..=n_steps`, in order.
+pub fn of_steps(lengths: &[usize], batch_rows: usize, seed: u64, n_steps: usize) -> impl Iterator<Item = Vec<usize>> {
+    (0..).flat_map(move |number| epoch(lengths, batch_rows, seed, number)).take(n_steps)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -46,5 +51,7 @@ mod tests {
         assert_ne!(batches, epoch(&lengths, 4, 7, 3));
         assert_ne!(batches, epoch(&lengths, 4, 8, 2));
         assert_eq!(of_step(&lengths, 4, 7, 26 * 2 + 5), batches[4]);
+        let all: Vec<Vec<usize>> = of_steps(&lengths, 4, 7, 60).collect();
+        assert_eq!(all, (1..=60).map(|step| of_step(&lengths, 4, 7, step)).collect::<Vec<_>>());
     }
 }

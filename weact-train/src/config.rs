@@ -122,6 +122,16 @@ pub enum Schedule {
     Constant,
 }
 
+/// Which body of the model's operators runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Body {
+    /// Kernels of this project.
+    Fused,
+    /// Burn's operations.
+    Composed,
+}
+
 /// The optimisation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -167,6 +177,9 @@ pub struct Train {
     /// Without it, decided by the size of a micro-batch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recompute: Option<bool>,
+    /// Which body of the model's operators runs. Without it, the fused ones where the device has them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub operators: Option<Body>,
 }
 
 impl Default for Train {
@@ -190,6 +203,7 @@ impl Default for Train {
             save_every: 50,
             keep: 2,
             recompute: None,
+            operators: None,
         }
     }
 }
@@ -385,6 +399,7 @@ mod tests {
             ("[lora]\ntargets = [\"q_proj\", \"qproj\"]\n", vec!["[lora] target \"qproj\"", "did you mean q_proj?"]),
             ("[lora]\ntargets = []\n", vec!["[lora] targets is empty"]),
             ("[train]\ndtype = \"fp16\"\n", vec!["[train] dtype \"fp16\""]),
+            ("[train]\noperators = \"fast\"\n", vec!["line 7", "fused", "composed"]),
         ];
         for (extra, parts) in cases {
             let error = error(extra);

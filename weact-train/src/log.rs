@@ -77,14 +77,16 @@ pub struct Step {
     pub trained_tokens: usize,
     /// All tokens.
     pub tokens: usize,
-    /// Share of the computed positions that were padding.
-    pub padding: f64,
+    /// Share of the computed positions that held no token of a sample; absent where nothing was computed.
+    pub padding: Option<f64>,
     /// Learning rate.
     pub lr: f64,
     /// Norm of the whole gradient before clipping.
     pub grad_norm: Option<f64>,
     /// Seconds that the batch took.
     pub wall_s: f64,
+    /// The most memory of the process that was resident so far, mapped files included; absent where the system does not tell.
+    pub peak_bytes: Option<u64>,
 }
 
 /// An evaluation.
@@ -111,6 +113,8 @@ pub struct Done {
     pub base: String,
     /// Other adapters beside the run, unchanged: folder and digest.
     pub others: Vec<(String, String)>,
+    /// The most memory of the process that was resident, mapped files included; absent where the system does not tell.
+    pub peak_bytes: Option<u64>,
 }
 
 /// An open log.

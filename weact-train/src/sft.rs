@@ -23,16 +23,18 @@ use weact_core::{
     },
     model::Parameter as Weight,
     nll,
+    ops::Operators,
     sample::Sample,
 };
 
 use crate::{
     Error, Result, batch,
     checkpoint::{self, Position},
-    config::{Kind, Run},
+    config::{Body, Kind, Run},
     dataset::{self, Dataset, Tolerance},
     gradient::{BatchGradient, Plan, batch_gradient, inputs, micro_batches},
     log::{Data, Done, Event, Log, Step, Validation},
+    memory::{self, MicroBatch, Parts, Prediction},
     optim::{self, AdamW, Parameter},
     run_directory::{self, Existing},
     schedule::learning_rate,
@@ -78,13 +80,15 @@ pub struct Preview {
     pub first_ids: Vec<u32>,
     /// Which of them are supervised.
     pub first_mask: Vec<bool>,
+    /// What it would take of memory.
+    pub memory: Prediction,
 }
 
 /// Everything that a run needs, checked and loaded.
 struct Prepared {
     chat: Chat,
-    checkpoint: Checkpoint,
     base: String,
+    base_bytes: usize, // of its weights on disk
     backbone: Backbone,
     data: Dataset,
     valid: Option<Dataset>,
@@ -104,7 +108,13 @@ pub fn preview(run: &Run, options: Options, device: &Device) -> Result<Preview> 
     let mut modules: Vec<String> = names.map(|n| n.trim_end_matches(".lora_A").trim_end_matches(".lora_B").to_owned()).collect();
     modules.dedup();
     let first = &prepared.data.samples[0];
-    Ok(Preview { data: prepared.data_event(), modules, first_ids: first.ids.clone(), first_mask: first.mask.clone() })
+    Ok(Preview {
+        data: prepared.data_event(),
+        modules,
+        first_ids: first.ids.clone(),
+        first_mask: first.mask.clone(),
+        memory: prepared.predict_memory(run),
+    })
 }
 
 /// Trains. `observe` gets every event of the log; `interrupted` is asked between updates.
@@ -174,7 +184,8 @@ pub fn train(
     }
     prepared.prove_the_rest_is_untouched(run, &frozen, &others)?;
     let digest = prepared.write_result(run, position.updates)?;
-    let done = Done { step: position.step, digest, base: prepared.base.clone(), others };
+    let peak_bytes = memory::of_process("VmHWM");
+    let done = Done { step: position.step, digest, base: prepared.base.clone(), others, peak_bytes };
     report(&mut log, Event::Done(done.clone()))?;
     Ok(Outcome::Done(done))
 }
@@ -197,12 +208,14 @@ impl Prepared {
         )?;
         let everything = Tolerance { max_lost: 1.0, allow_empty: true };
         let valid = run.valid.as_ref().map(|v| dataset::load(&v.data, &chat, &supervised, rules, everything)).transpose()?;
-        let backbone = checkpoint.load(device, dtype)?;
+        let mut backbone = checkpoint.load(device, dtype)?;
+        backbone.operators = operators(run.train.operators, device, dtype)?;
         let (trainable, parameters) = trainable(run, &backbone, device)?;
         let per_epoch = data.samples.len().div_ceil(run.train.batch_rows);
         let n_steps = run.train.steps.unwrap_or_else(|| per_epoch * run.train.epochs.unwrap_or(2));
         let base = checkpoint.digest();
-        Ok(Self { chat, checkpoint, base, backbone, data, valid, trainable, parameters, n_steps })
+        let base_bytes = checkpoint.tensors.entries().keys().map(|name| checkpoint.tensors.bytes(name).len()).sum();
+        Ok(Self { chat, base, base_bytes, backbone, data, valid, trainable, parameters, n_steps })
     }
 
     fn data_event(&self) -> Data {
@@ -216,6 +229,28 @@ impl Prepared {
             trained_tensors: self.parameters.len(),
             trained_parameters: self.parameters.iter().map(|p| p.value.dims()[0]).sum(),
             steps: self.n_steps,
+        }
+    }
+
+    /// Of all micro-batches that this run computes, the one that takes most.
+    fn predict_memory(&self, run: &Run) -> Prediction {
+        let t = &run.train;
+        let lengths: Vec<usize> = self.data.samples.iter().map(|s| s.ids.len()).collect();
+        let of_batch = |indices: Vec<usize>| {
+            let batch: Vec<&Sample> = indices.iter().map(|i| &self.data.samples[*i]).collect();
+            plan(run).micro_batches(&self.backbone, &self.trainable, &batch)
+        };
+        let micros: Vec<MicroBatch> = batch::of_steps(&lengths, t.batch_rows, t.seed, self.n_steps).flat_map(of_batch).collect();
+        let valid = self.valid.as_ref().map(by_length).unwrap_or_default();
+        let n_tokens = |rows: &[&Sample]| rows.iter().map(|s| s.ids.len()).sum();
+        let n_valid = micro_batches(&valid, t.micro_rows).into_iter().map(n_tokens).max().unwrap_or(0);
+        let parts = |micro: &MicroBatch| Parts::new(&self.backbone, &self.trainable, micro, self.base_bytes, n_valid);
+        let largest = micros.iter().max_by_key(|micro| parts(micro).total).expect("each sample has a supervised token");
+        Prediction {
+            bytes: parts(largest),
+            largest: largest.clone(),
+            micro_batches: micros.len(),
+            recomputed: micros.iter().filter(|micro| micro.recompute).count(),
         }
     }
 
@@ -245,11 +280,10 @@ impl Prepared {
         let batch: Vec<&Sample> = indices.iter().map(|i| &self.data.samples[*i]).collect();
         let lr = learning_rate(t, step, self.n_steps);
         let tokens: usize = batch.iter().map(|s| s.ids.len()).sum();
-        let plan = Plan { micro_rows: t.micro_rows, recompute: t.recompute };
-        let result = batch_gradient(&self.trainable, &self.backbone, &self.values(), &batch, plan)?;
-        let (mut loss, mut grad_norm, mut trained_tokens) = (None, None, 0);
+        let result = batch_gradient(&self.trainable, &self.backbone, &self.values(), &batch, plan(run))?;
+        let (mut loss, mut grad_norm, mut padding, mut trained_tokens) = (None, None, None, 0);
         if let Some(result) = result {
-            (loss, trained_tokens) = (Some(result.loss), result.n_supervised);
+            (loss, padding, trained_tokens) = (Some(result.loss), Some(result.padding), result.n_supervised);
             let (gradients, norm) = self.checked(result, step, position.updates == 0)?;
             grad_norm = Some(norm);
             position.updates += 1;
@@ -257,7 +291,8 @@ impl Prepared {
             adam.update(&mut self.parameters, gradients, (optim::clip_scale(norm, t.clip), lr), position.updates);
         }
         position.step = step;
-        Ok(Step { step, loss, trained_tokens, tokens, padding: 0.0, lr, grad_norm, wall_s: begun.elapsed().as_secs_f64() })
+        let (wall_s, peak_bytes) = (begun.elapsed().as_secs_f64(), memory::of_process("VmHWM"));
+        Ok(Step { step, loss, trained_tokens, tokens, padding, lr, grad_norm, wall_s, peak_bytes })
     }
 
     /// The gradients and their norm, once they are known to be there and finite. Before the first update every trained tensor must get one: `A`
@@ -301,9 +336,7 @@ impl Prepared {
         let values = self.values();
         let policy = self.trainable.policy(&self.backbone, &values);
         let (mut sum, mut hits, mut tokens) = (0.0, 0, 0);
-        let mut by_length: Vec<&Sample> = valid.samples.iter().collect();
-        by_length.sort_by_key(|s| s.ids.len());
-        for rows in micro_batches(&by_length, run.train.micro_rows) {
+        for rows in micro_batches(&by_length(valid), run.train.micro_rows) {
             let (tokens_of_rows, targets) = inputs(&self.backbone, rows)?;
             let hidden = policy.backbone.hidden(&tokens_of_rows, policy.factors.as_ref(), None);
             let scored = nll::per_token(&policy.backbone, policy.factors.as_ref(), hidden, &targets);
@@ -320,13 +353,13 @@ impl Prepared {
     fn write_result(&self, run: &Run, updates: usize) -> Result<String> {
         match run.kind {
             Kind::Lora => {
-                let adapter = self.trainable.adapter(&self.checkpoint.config, &self.parameters)?;
+                let adapter = self.trainable.adapter(&self.backbone.config, &self.parameters)?;
                 self.write_adapter(run, &adapter, updates)?;
                 Ok(adapter.digest().to_owned())
             }
             Kind::Full => {
                 let policy = self.trainable.policy(&self.backbone, &self.values()).backbone.into_owned();
-                write_model(&self.checkpoint, &policy, &run.out)?;
+                write_model(&run.model, &policy, &run.out)?;
                 Ok(Checkpoint::open(&run.out, false)?.digest())
             }
         }
@@ -361,7 +394,7 @@ impl Prepared {
         if weights_digest(&self.backbone) != frozen {
             return Err(Error::Other("the frozen backbone changed in memory: this is a bug, don't use the result".to_owned()));
         }
-        if Checkpoint::open(&run.model, self.checkpoint.config.tied)?.digest() != self.base {
+        if Checkpoint::open(&run.model, self.backbone.config.tied)?.digest() != self.base {
             return Err(Error::Other(format!(
                 "{} changed on disk during the run: the result belongs to what was loaded",
                 run.model.display()
@@ -373,6 +406,29 @@ impl Prepared {
             return Err(Error::Other(format!("the adapter {name} beside the run directory changed during the run")));
         }
         Ok(())
+    }
+}
+
+fn plan(run: &Run) -> Plan {
+    Plan { micro_rows: run.train.micro_rows, recompute: run.train.recompute }
+}
+
+/// Samples that are computed together are alike.
+fn by_length(data: &Dataset) -> Vec<&Sample> {
+    let mut samples: Vec<&Sample> = data.samples.iter().collect();
+    samples.sort_by_key(|s| s.ids.len());
+    samples
+}
+
+/// The operators' body that a configuration asks for.
+fn operators(wanted: Option<Body>, device: &Device, dtype: DType) -> Result<Operators> {
+    match (wanted, Operators::best_for(device, dtype)) {
+        (None, best) => Ok(best),
+        (Some(Body::Composed), _) => Ok(Operators::Composed),
+        (Some(Body::Fused), Operators::Fused) => Ok(Operators::Fused),
+        (Some(Body::Fused), Operators::Composed) => Err(Error::Other(format!(
+            "[train] operators = \"fused\": this device has none for {dtype:?}; leave the key away, or use \"composed\""
+        ))),
     }
 }
 
@@ -421,17 +477,23 @@ pub fn dtype(name: &str) -> Result<DType> {
     }
 }
 
-/// SHA-256 over every weight in memory.
+/// SHA-256 over every weight in memory, a few rows at a time.
 fn weights_digest(backbone: &Backbone) -> String {
+    const ROWS: usize = 256;
     let mut hash = Sha256::new();
     backbone.map(&mut |name, weight| {
-        let flat = match weight.clone() {
-            Weight::Vector(v) => v,
-            Weight::Matrix(m) => m.flatten(0, 1),
-        };
         hash.update(name);
-        let bytes: Vec<u8> = values_of(&flat.cast(DType::F32)).into_iter().flat_map(f32::to_le_bytes).collect();
-        hash.update(bytes);
+        let mut add = |part: Tensor<1>| {
+            let bytes: Vec<u8> = values_of(&part.cast(DType::F32)).into_iter().flat_map(f32::to_le_bytes).collect();
+            hash.update(bytes);
+        };
+        match weight.clone() {
+            Weight::Vector(v) => add(v),
+            Weight::Matrix(m) => {
+                let n_rows = m.dims()[0];
+                (0..n_rows).step_by(ROWS).for_each(|i| add(m.clone().narrow(0, i, ROWS.min(n_rows - i)).flatten(0, 1)));
+            }
+        }
         weight
     });
     hex(&hash.finalize())
@@ -447,10 +509,10 @@ fn neighbour_digests(out: &Path) -> Result<Vec<(String, String)>> {
 }
 
 /// A Hugging Face folder with the trained weights in f32, and config and tokenizer's files of the one it came from.
-fn write_model(from: &Checkpoint, backbone: &Backbone, out: &Path) -> Result<()> {
-    write_like(&from.dir, out, backbone)?;
+fn write_model(from: &Path, backbone: &Backbone, out: &Path) -> Result<()> {
+    write_like(from, out, backbone)?;
     for file in COPIED {
-        let source = from.dir.join(file);
+        let source = from.join(file);
         if source.exists() {
             let target = out.join(file);
             atomic::write(&target, |out| io::copy(&mut File::open(&source)?, out).map(drop))?;

@@ -3,7 +3,7 @@
 use burn::tensor::{DType, Device, Int, Tensor};
 
 use super::{
-    Config, Tokens,
+    Config, Positions, Tokens,
     block::{Block, BlockFactors, in_dtype},
     cache::KvCache,
 };
@@ -69,13 +69,33 @@ impl Backbone {
         if let Some(cache) = cache.as_deref_mut() {
             cache.reserve(tokens.n(), &self.device());
         }
-        let mut x = self.embed(tokens.ids.clone());
-        for (layer, block) in self.blocks.iter().enumerate() {
-            let layer_cache = cache.as_deref_mut().map(|c| (c, layer));
-            x = block.forward((&self.config, self.operators), x, block_factors(factors, layer), &positions, layer_cache);
-        }
+        let x = self.through_blocks(self.embed(tokens.ids.clone()), &positions, factors, cache.as_deref_mut());
         if let Some(cache) = cache {
             cache.advance(tokens.n());
+        }
+        x
+    }
+
+    /// The final hidden states of token embeddings without positions before them: [`Backbone::hidden`] for who needs the gradient
+    /// of the embeddings.
+    ///
+    /// # Shapes
+    /// - `x`: `[n, hidden]`, as [`Backbone::embed`] gives
+    /// - output: `[n, hidden]`
+    pub fn hidden_of(&self, x: Tensor<2>, positions: &Positions, factors: Option<&FactorMap>) -> Tensor<2> {
+        self.through_blocks(x, positions, factors, None)
+    }
+
+    fn through_blocks(
+        &self,
+        mut x: Tensor<2>,
+        positions: &Positions,
+        factors: Option<&FactorMap>,
+        mut cache: Option<&mut KvCache>,
+    ) -> Tensor<2> {
+        for (layer, block) in self.blocks.iter().enumerate() {
+            let layer_cache = cache.as_deref_mut().map(|c| (c, layer));
+            x = block.forward((&self.config, self.operators), x, block_factors(factors, layer), positions, layer_cache);
         }
         self.final_norm(x)
     }

@@ -30,7 +30,7 @@ use rayon::prelude::*;
 use super::{
     Operators,
     buffer::Buffer,
-    flex::{contiguous, dims, values},
+    flex::{contiguous, dims, indices, values},
     linear::linear,
     matrix::{Matrix, Onto, PANEL, PanelView, Panels, Strips, Term, Weight, multiply_here, weight_of},
     simd::exp,
@@ -167,12 +167,7 @@ impl Head {
         if low.layout().num_elements() > 0 {
             products.push(Product { input: contiguous(low), matrix: contiguous(b) });
         }
-        let targets = contiguous(targets.clone());
-        let targets = match targets.dtype() {
-            DType::I64 => targets.as_slice::<i64>().expect("contiguous").iter().map(|t| *t as usize).collect(),
-            DType::I32 => targets.as_slice::<i32>().expect("contiguous").iter().map(|t| *t as usize).collect(),
-            other => panic!("token ids in {other:?}"),
-        };
+        let targets = indices(targets);
         Self { products, targets, vocab }
     }
 

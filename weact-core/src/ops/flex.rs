@@ -1,5 +1,6 @@
 //! Reading Flex tensors as slices.
 
+use burn::tensor::DType;
 use burn_flex::FlexTensor;
 
 /// Numbers that one thread takes at a time in an element-wise kernel.
@@ -23,4 +24,14 @@ pub(super) fn values(tensor: &FlexTensor) -> &[f32] {
 /// The lengths of a tensor's dimensions.
 pub(super) fn dims<const D: usize>(tensor: &FlexTensor) -> [usize; D] {
     std::array::from_fn(|i| tensor.layout().shape()[i])
+}
+
+/// The elements of an integer tensor: token ids, which are not negative.
+pub(super) fn indices(tensor: &FlexTensor) -> Vec<usize> {
+    let tensor = contiguous(tensor.clone());
+    match tensor.dtype() {
+        DType::I64 => tensor.as_slice::<i64>().expect("contiguous").iter().map(|i| *i as usize).collect(),
+        DType::I32 => tensor.as_slice::<i32>().expect("contiguous").iter().map(|i| *i as usize).collect(),
+        other => panic!("token ids in {other:?}"),
+    }
 }

@@ -101,7 +101,9 @@ fn is_there(tensor: &FlexTensor) -> bool {
 fn scaled_product(left: Matrix<'_>, right: Matrix<'_>, scale: f32) -> Buffer {
     let mut out = Buffer::take(left.n_rows * right.n_cols);
     multiply(&[(left, Weight::F32(right))], Onto::Zero, &mut out);
-    out.iter_mut().for_each(|x| *x *= scale);
+    if scale != 1.0 {
+        out.iter_mut().for_each(|x| *x *= scale);
+    }
     out
 }
 
@@ -175,29 +177,45 @@ impl Backward<Flex, 5> for Gradient {
         let x = x.as_ref().map(matrix);
         let upstream = matrix(&g);
         let adapted = low.is_some() && (of_x.is_some() || of_a.is_some());
-        let through_b = adapted.then(|| scaled_product(upstream, matrix(&b).transposed(), scale as f32)); // [n, r]
         let rank = dims::<2>(&a)[1];
-        let through_b = through_b.as_ref().map(|t| Matrix::new(t, n, rank, rank));
-        if let Some(node) = of_x {
-            let mut dx = Buffer::take(n * d_in);
-            let mut summands = vec![(upstream, weight_of(&weight).transposed())];
-            if let Some(t) = through_b {
-                summands.push((t, Weight::F32(matrix(&a).transposed())));
-            }
-            multiply(&summands, Onto::Zero, &mut dx);
+        // The products are independent but for `t`, so that threads that are done with one go on with another.
+        let through_b = || adapted.then(|| scaled_product(upstream, matrix(&b).transposed(), scale as f32)); // [n, r]
+        let to_x = |t: Option<Matrix<'_>>| {
+            of_x.as_ref().map(|_| {
+                let mut dx = Buffer::take(n * d_in);
+                let mut summands = vec![(upstream, weight_of(&weight).transposed())];
+                summands.extend(t.map(|t| (t, Weight::F32(matrix(&a).transposed()))));
+                multiply(&summands, Onto::Zero, &mut dx);
+                dx
+            })
+        };
+        let to_a = |t: Option<Matrix<'_>>| {
+            let t = t.filter(|_| of_a.is_some())?;
+            Some(scaled_product(x.expect("x is kept for its factor").transposed(), t, 1.0))
+        };
+        // Its transpose, [d_out, r], which packs the small matrix and not the large one.
+        let to_b = || low.as_ref().filter(|_| of_b.is_some()).map(|low| scaled_product(upstream.transposed(), matrix(low), 1.0));
+        let to_weight = || {
+            of_weight.as_ref().map(|_| {
+                scaled_product(x.expect("x is kept for a trained weight").transposed(), upstream, 1.0)
+            })
+        };
+        let through_x = || {
+            let t = through_b();
+            let t = t.as_ref().map(|t| Matrix::new(t, n, rank, rank));
+            rayon::join(|| to_x(t), || to_a(t))
+        };
+        let ((dx, da), (db, dw)) = rayon::join(through_x, || rayon::join(to_b, to_weight));
+        if let (Some(node), Some(dx)) = (of_x, dx) {
             gradients.register::<Flex>(node.id, dx.into_tensor([n, d_in]));
         }
-        if let (Some(node), Some(t)) = (of_a, through_b) {
-            let da = scaled_product(x.expect("x is kept for its factor").transposed(), t, 1.0);
+        if let (Some(node), Some(da)) = (of_a, da) {
             gradients.register::<Flex>(node.id, da.into_tensor([d_in, rank]));
         }
-        if let (Some(node), Some(low)) = (of_b, &low) {
-            // Its transpose is computed, which packs the small matrix and not the large one.
-            let db = scaled_product(upstream.transposed(), matrix(low), 1.0); // [d_out, r]
+        if let (Some(node), Some(db)) = (of_b, db) {
             gradients.register::<Flex>(node.id, db.into_tensor([d_out, rank]).transpose(0, 1));
         }
-        if let Some(node) = of_weight {
-            let dw = scaled_product(x.expect("x is kept for a trained weight").transposed(), upstream, 1.0);
+        if let (Some(node), Some(dw)) = (of_weight, dw) {
             gradients.register::<Flex>(node.id, dw.into_tensor([d_in, d_out]));
         }
         if let Some(node) = of_residual {

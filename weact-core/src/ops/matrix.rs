@@ -397,9 +397,9 @@ pub(super) fn multiply(summands: &[Summand<'_>], onto: Onto<'_>, out: &mut [f32]
     let inner: usize = summands.iter().map(|(left, _)| left.n_cols).sum();
     let n_panels = n_cols.div_ceil(PANEL);
     let threads = if n_rows * n_cols * inner < PARALLEL_FROM * 8 { 1 } else { rayon::current_num_threads() };
-    let groups = (2 * threads).min(n_panels.div_ceil(2)).max(1);
+    let groups = threads.min(n_panels);
     let (panels, groups) = shares(n_panels, groups);
-    let (rows, _) = shares(n_rows.div_ceil(MOST_ROWS), (2 * threads).div_ceil(groups));
+    let (rows, _) = shares(n_rows.div_ceil(MOST_ROWS), threads.div_ceil(groups));
     let rows = rows * MOST_ROWS;
     let mut tasks: Vec<Task<'_>> = Vec::new();
     for (i, out) in out.chunks_mut(rows * n_cols).enumerate() {
@@ -437,9 +437,9 @@ struct Task<'a> {
 
 impl Task<'_> {
     fn compute(mut self, lefts: &[Left<'_>], summands: &[Summand<'_>], onto: Onto<'_>, n_cols: usize) {
-        let width = self.out[0].len();
+        let (n_rows, width) = (self.out.len(), self.out[0].len());
         let sizes: Vec<usize> = summands.iter().map(|(left, _)| left.n_cols * PANEL).collect();
-        let (panels, _) = shares(width.div_ceil(PANEL), width.div_ceil(PANEL).div_ceil((PACKED / sizes[0].max(1)).max(1)));
+        let panels = (PACKED / sizes[0].max(1)).clamp(1, width.div_ceil(PANEL));
         let mut packed: Vec<Buffer> = sizes.iter().map(|size| Buffer::take(size * panels)).collect();
         for start in (0..width).step_by(panels * PANEL) {
             let n = (panels * PANEL).min(width - start);
@@ -452,7 +452,7 @@ impl Task<'_> {
                 let values = &packed[..n.div_ceil(PANEL) * PANEL * left.n_cols()];
                 terms.push((*left, PanelView { values, n_rows: left.n_cols(), n_cols: n }));
             }
-            let place = Place { first_row: self.first_row, n_rows: self.out.len(), first_col: start };
+            let place = Place { first_row: self.first_row, n_rows, first_col: start };
             let onto = match onto {
                 Onto::Rows(rows) => Onto::Rows(&rows[self.first_row * n_cols + first_col - start..]),
                 other => other,
@@ -506,8 +506,7 @@ const MOST_ROWS: usize = 12;
 
 /// Some rows times packed panels, on this thread. Rows to add begin where the output does, a stride apart.
 fn block(terms: &[Term<'_>], onto: (Onto<'_>, usize), place: Place, out: &mut impl Output) {
-    let job = Block { terms, onto, place, out };
-    pulp::Arch::new().dispatch(job);
+    pulp::Arch::new().dispatch(Block { terms, onto, place, out });
 }
 
 struct Block<'a, O> {

@@ -12,15 +12,19 @@ pub mod rope;
 pub mod swiglu;
 pub mod attention;
 pub mod cross_entropy;
+pub mod add_rows;
 pub mod sum_of_squares;
+pub mod self_check;
 
 use burn::tensor::{DType, Device};
 
+pub use add_rows::add_rows;
 pub use attention::{Heads, Sequence, attention};
 pub use cross_entropy::{token_nll, token_scores};
 pub use linear::linear;
 pub use rms_norm::rms_norm;
 pub use rope::rope;
+pub use self_check::SelfCheck;
 pub use sum_of_squares::sum_of_squares;
 pub use swiglu::swiglu;
 
