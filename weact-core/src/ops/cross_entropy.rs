@@ -32,7 +32,7 @@ use super::{
     buffer::Buffer,
     flex::{contiguous, dims, indices, values},
     linear::linear,
-    matrix::{Matrix, Onto, PANEL, PanelView, Panels, Strips, Term, Weight, multiply_here, weight_of},
+    matrix::{Element as _, Matrix, Onto, PANEL, PanelView, Panels, Strips, Term, Weight, multiply_here, weight_of},
     simd::exp,
 };
 use crate::lora::Factors;
@@ -321,7 +321,7 @@ impl<'a> Rows<'a> {
                 let rows = rows.rows(first, n);
                 let mut wide = Buffer::take(n * d);
                 for (i, out) in wide.chunks_exact_mut(d).enumerate() {
-                    out.iter_mut().enumerate().for_each(|(j, o)| *o = rows.at(i, j).to_f32());
+                    out.iter_mut().enumerate().for_each(|(j, o)| *o = rows.at(i, j).widened());
                 }
                 Self::Widened(wide, d)
             }

@@ -57,14 +57,15 @@ impl<T: Element> WithSimd for Dots<'_, T> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        // Four columns at a time: several streams keep the memory busy.
-        let d_in = self.x.len();
-        let (fours, rest) = self.out.as_chunks_mut::<4>();
-        let (of_fours, of_rest) = self.columns[..(4 * fours.len() + rest.len()) * d_in].split_at(4 * fours.len() * d_in);
-        for (out, columns) in fours.iter_mut().zip(of_fours.chunks_exact(4 * d_in)) {
-            let (front, back) = columns.split_at(2 * d_in);
-            let ((a, b), (c, d)) = (front.split_at(d_in), back.split_at(d_in));
-            *out = four_dots(simd, self.x, [a, b, c, d]);
+        // Four runs of columns side by side: four streams keep the memory busy, and each is read in order in pages of its own,
+        // which the processor sees coming.
+        let (d_in, run) = (self.x.len(), self.out.len() / 4);
+        let (columns, of_rest) = self.columns[..self.out.len() * d_in].split_at(4 * run * d_in);
+        let (runs, rest) = self.out.split_at_mut(4 * run);
+        for i in 0..run {
+            let column = |j: usize| &columns[(j * run + i) * d_in..][..d_in];
+            let products = four_dots(simd, self.x, [column(0), column(1), column(2), column(3)]);
+            (0..4).for_each(|j| runs[j * run + i] = products[j]);
         }
         for (out, column) in rest.iter_mut().zip(of_rest.chunks_exact(d_in)) {
             [*out, ..] = four_dots(simd, self.x, [column; 4]);
@@ -87,7 +88,7 @@ fn four_dots<S: Simd, T: Element>(simd: S, x: &[f32], [a, b, c, d]: [&[T]; 4]) -
         sums[3] = simd.mul_add_f32s(*x, T::vector::<S>(d), sums[3]);
     }
     let n = x.len() - x_rest.len();
-    let rest = |column: &[T]| x_rest.iter().zip(&column[n..]).map(|(x, w)| x * w.to_f32()).sum::<f32>();
+    let rest = |column: &[T]| x_rest.iter().zip(&column[n..]).map(|(x, w)| x * w.widened()).sum::<f32>();
     [
         simd.reduce_sum_f32s(sums[0]) + rest(a),
         simd.reduce_sum_f32s(sums[1]) + rest(b),
@@ -116,12 +117,12 @@ impl<T: Element> WithSimd for Sums<'_, T> {
         for (i, x) in fours.iter().enumerate() {
             let rows: [&[T]; 4] = std::array::from_fn(|j| part(4 * i + j));
             for ((((out, a), b), c), d) in self.out.iter_mut().zip(rows[0]).zip(rows[1]).zip(rows[2]).zip(rows[3]) {
-                *out += x[0] * a.to_f32() + x[1] * b.to_f32() + (x[2] * c.to_f32() + x[3] * d.to_f32());
+                *out += x[0] * a.widened() + x[1] * b.widened() + (x[2] * c.widened() + x[3] * d.widened());
             }
         }
         for (i, x) in rest.iter().enumerate() {
             for (out, w) in self.out.iter_mut().zip(part(4 * fours.len() + i)) {
-                *out += x * w.to_f32();
+                *out += x * w.widened();
             }
         }
     }

@@ -19,7 +19,7 @@ pub(super) const PANEL: usize = 32;
 
 /// A number that a matrix may hold.
 pub(super) trait Element: Copy + Send + Sync {
-    fn to_f32(self) -> f32;
+    fn widened(self) -> f32;
 
     /// As many numbers as a vector holds.
     fn vector<S: Simd>(from: &[Self]) -> S::f32s;
@@ -27,7 +27,7 @@ pub(super) trait Element: Copy + Send + Sync {
 
 impl Element for f32 {
     #[inline(always)]
-    fn to_f32(self) -> f32 {
+    fn widened(self) -> f32 {
         self
     }
 
@@ -39,17 +39,28 @@ impl Element for f32 {
 
 impl Element for bf16 {
     #[inline(always)]
-    fn to_f32(self) -> f32 {
+    fn widened(self) -> f32 {
         f32::from_bits(u32::from(self.to_bits()) << 16)
     }
 
     #[inline(always)]
     fn vector<S: Simd>(from: &[Self]) -> S::f32s {
-        let mut wide = [0.0; 16];
-        for i in 0..S::F32_LANES {
-            wide[i] = from[i].to_f32();
+        /// Of a fixed length, so that it becomes vector code.
+        #[inline(always)]
+        fn widen<const N: usize>(from: &[bf16]) -> [f32; N] {
+            let from: &[bf16; N] = from.try_into().expect("as many numbers as a vector holds");
+            let mut wide = [0.0; N];
+            for i in 0..N {
+                wide[i] = from[i].widened();
+            }
+            wide
         }
-        S::as_simd_f32s(&wide).0[0]
+        match S::F32_LANES {
+            16 => S::as_simd_f32s(&widen::<16>(from)).0[0],
+            8 => S::as_simd_f32s(&widen::<8>(from)).0[0],
+            4 => S::as_simd_f32s(&widen::<4>(from)).0[0],
+            _ => S::as_simd_f32s(&widen::<1>(from)).0[0],
+        }
     }
 }
 
@@ -130,10 +141,10 @@ impl<'a, T: Element> Matrix<'a, T> {
             for (i, out) in out.iter_mut().enumerate() {
                 let row = &self.data[i * self.row_stride + first..][..width];
                 match <&[T; PANEL]>::try_from(row) {
-                    Ok(row) => (0..PANEL).for_each(|j| out[j] = row[j].to_f32()),
+                    Ok(row) => (0..PANEL).for_each(|j| out[j] = row[j].widened()),
                     Err(_) => {
                         out.fill(0.0);
-                        out.iter_mut().zip(row).for_each(|(o, x)| *o = x.to_f32());
+                        out.iter_mut().zip(row).for_each(|(o, x)| *o = x.widened());
                     }
                 }
             }
@@ -156,7 +167,7 @@ impl<'a, T: Element> Matrix<'a, T> {
                 for j in 0..TILE {
                     let column = &columns[half + j][i..i + TILE];
                     for k in 0..TILE {
-                        tile[j][k] = column[k].to_f32();
+                        tile[j][k] = column[k].widened();
                     }
                 }
                 for (di, out) in out[i * PANEL..(i + TILE) * PANEL].chunks_exact_mut(PANEL).enumerate() {
@@ -168,7 +179,7 @@ impl<'a, T: Element> Matrix<'a, T> {
             }
         }
         for (i, out) in out.chunks_exact_mut(PANEL).take(self.n_rows).enumerate().skip(n_tiled) {
-            out[..width].iter_mut().zip(&columns).for_each(|(o, column)| *o = column[i].to_f32());
+            out[..width].iter_mut().zip(&columns).for_each(|(o, column)| *o = column[i].widened());
             out[width..].fill(0.0);
         }
     }
