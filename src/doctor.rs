@@ -1,4 +1,5 @@
-//! What `weact doctor` finds: the numeric trust checks of one device, and the exit status that they give.
+//! What `weact doctor` finds: the numeric trust checks of one device, the model's operators among them, and the exit status that
+//! they give.
 
 use std::fmt;
 
@@ -47,6 +48,7 @@ impl fmt::Display for Report {
 #[cfg(test)]
 mod tests {
     use burn::tensor::Tensor;
+    use weact_core::ops::SelfCheck;
     use weact_diagnostics::trust::Backend;
 
     use super::*;
@@ -59,6 +61,15 @@ mod tests {
         }
     }
 
+    /// The model's operator of this name is wrong.
+    struct Wrong(&'static str);
+
+    impl Operators for Wrong {
+        fn model_operator(&self, name: &'static str, result: Tensor<2>) -> Tensor<2> {
+            if name == self.0 { result * 1.01 } else { result }
+        }
+    }
+
     #[test]
     fn a_wrong_operator_gives_exit_status_1_and_is_named() {
         let sound = report("cpu", &Device::flex(), &Backend);
@@ -66,5 +77,12 @@ mod tests {
         let broken = report("cpu", &Device::flex(), &WrongSum);
         assert_eq!(broken.exit_status(), 1);
         assert!(broken.to_string().contains("FAILED thin and LoRA products"), "{broken}");
+        for SelfCheck { operator, .. } in SelfCheck::ALL {
+            let broken = report("cpu", &Device::flex(), &Wrong(operator));
+            assert_eq!(broken.exit_status(), 1);
+            let failed: Vec<_> = broken.checks.iter().filter(|check| !check.passed).map(|check| check.name).collect();
+            assert_eq!(failed, [operator], "{broken}");
+            assert!(broken.to_string().contains(&format!("FAILED {operator}: ")), "{broken}");
+        }
     }
 }

@@ -154,9 +154,9 @@ fn half_written(dir: &Path) -> Vec<PathBuf> {
     files(dir).into_keys().filter(is_inside).collect()
 }
 
-/// The log's batches without their seconds.
+/// The log's batches without what differs from run to run: seconds and memory.
 fn batches(run: &Path) -> Vec<Step> {
-    let step = |event| if let Event::Step(step) = event { Some(Step { wall_s: 0.0, ..step }) } else { None };
+    let step = |event| if let Event::Step(step) = event { Some(Step { wall_s: 0.0, peak_bytes: None, ..step }) } else { None };
     Log::read(run).expect("a log").into_iter().filter_map(step).collect()
 }
 
@@ -501,6 +501,88 @@ fn training_twice_gives_the_same_bytes() {
         train(&folder, &format!("{name}.toml"));
     }
     check_same(&folder.path().join("first"), &folder.path().join("second"));
+}
+
+/// Whoever computes a number adds it up in the same order.
+#[test]
+fn the_number_of_threads_changes_nothing() {
+    let folder = scene();
+    for (kind, keys) in [("lora", ""), ("full", FULL)] {
+        for threads in ["1", "3"] {
+            let name = format!("{kind}-{threads}");
+            configure(&folder, &name, keys);
+            let mut command = command(&folder, &format!("train {name}.toml"));
+            let output = command.env("RAYON_NUM_THREADS", threads).output().expect("the binary runs");
+            assert!(output.status.success(), "{output:?}");
+        }
+        check_same(&folder.path().join(format!("{kind}-1")), &folder.path().join(format!("{kind}-3")));
+    }
+}
+
+#[test]
+fn composed_and_fused_operators_give_the_same_losses() {
+    let folder = scene();
+    for (kind, keys) in [("lora", ""), ("full", FULL)] {
+        let [composed, fused, default] = ["composed", "fused", ""].map(|operators| {
+            let name = format!("{kind}-{operators}");
+            let chosen = if operators.is_empty() { String::new() } else { format!("train.operators = \"{operators}\"\n") };
+            configure(&folder, &name, &format!("{keys}train.steps = 50\ntrain.lr = 1e-3\n{chosen}"));
+            train(&folder, &format!("{name}.toml"));
+            batches(&folder.path().join(name))
+        });
+        assert_eq!((composed.len(), &fused), (50, &default));
+        let loss = |step: &Step| step.loss.expect("supervised tokens");
+        let differences = composed.iter().zip(&fused).map(|(a, b)| (loss(a) - loss(b)).abs());
+        let largest = differences.fold(0.0, f64::max);
+        assert!(largest > 0.0 && largest < 1e-4, "{kind}: the losses differ by {largest:e}");
+    }
+    let f16 = "train.operators = \"fused\"\ntrain.dtype = \"f16\"\n";
+    configure(&folder, "f16", f16);
+    refused(&folder, "f16.toml", 1, &["[train] operators = \"fused\": this device has none for F16"]);
+}
+
+/// Samples are packed one after another, so that none is padded however their lengths differ.
+#[test]
+fn the_share_of_padding_is_logged() {
+    let folder = scene();
+    configure(&folder, "plan", "train.batch_rows = 16\n");
+    let lengths: BTreeSet<usize> = samples(&folder, "plan").iter().map(|s| s.ids.len()).collect();
+    assert!(lengths.len() > 1, "{lengths:?}");
+    train(&folder, "plan.toml");
+    let log = fs::read_to_string(folder.path().join("plan/log.jsonl")).expect("a log");
+    let steps: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let steps: Vec<&Value> = steps.iter().filter(|event| event["event"] == "step").collect();
+    assert_eq!(steps.len(), 6);
+    assert!(steps.iter().all(|step| step["padding"] == json!(0.0)), "{log}");
+}
+
+/// The prediction's parts add up to its total, which no run exceeds.
+#[test]
+fn a_dry_run_predicts_the_peak_memory_by_part() {
+    let folder = scene();
+    for (kind, keys) in [("lora", ""), ("full", FULL)] {
+        let [kept, recomputed] = [false, true].map(|recompute| {
+            let name = format!("{kind}-{recompute}");
+            configure(&folder, &name, &format!("{keys}train.recompute = {recompute}\nvalid.data = [\"valid.jsonl\"]\n"));
+            let preview: Value =
+                serde_json::from_str(&train(&folder, &format!("{name}.toml --dry-run --json")).stdout).expect("JSON");
+            let memory = &preview["memory"];
+            let n_trained = preview["trained_parameters"].as_u64().expect("a number");
+            let part = |name: &str| memory["bytes"][name].as_u64().unwrap_or_else(|| panic!("{name} of {memory}"));
+            assert_eq!((part("trained_parameters"), part("moments")), (4 * n_trained, 8 * n_trained));
+            let parts: u64 = memory["bytes"].as_object().expect("parts").values().filter_map(Value::as_u64).sum();
+            assert_eq!(parts, 2 * part("total"), "{memory}");
+            let expected = if recompute { memory["micro_batches"].as_u64() } else { Some(0) };
+            assert_eq!(memory["recomputed"].as_u64(), expected);
+
+            train(&folder, &format!("{name}.toml"));
+            if let Some(peak) = done(&folder.path().join(&name)).peak_bytes {
+                assert!(peak <= part("total"), "{name}: {peak} bytes, {memory}");
+            }
+            (part("activations"), part("block_inputs"))
+        });
+        assert!(kept.0 == 2 * recomputed.0 && kept.1 == 0 && recomputed.1 > 0, "{kept:?} {recomputed:?}");
+    }
 }
 
 #[test]

@@ -27,7 +27,8 @@ use weact::{
 };
 
 const PROMPT: usize = 64;
-const USAGE: &str = "usage: versus JOB MODEL_DIR [ADAPTER_DIR], where JOB is lora-BxS, full-BxS, prefill-N, decode-N or decodebf16-N";
+const USAGE: &str =
+    "usage: versus JOB MODEL_DIR [ADAPTER_DIR], where JOB is lora-BxS, full-BxS, prefill-N, decode-N or decodebf16-N";
 
 /// What one round takes and gives.
 struct Round {

@@ -1,5 +1,5 @@
 //! Numeric trust checks of the backend in use: the operators that have been wrong in some release of Burn, on the shapes that
-//! models, losses and adapters need, against plain loops.
+//! models, losses and adapters need, against plain loops; and the model's own operators against their composed bodies on the CPU.
 
 mod operators;
 mod reference;
@@ -8,6 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData, bf16, f16};
 use serde::Serialize;
+use weact_core::ops::SelfCheck;
 
 pub use self::operators::{Backend, Operators};
 use self::reference::{Finding, Numbers, agree, differences, dot, gradients, product, read, softmax, tensor, transposed};
@@ -27,8 +28,8 @@ pub struct Check {
 ///
 /// A panic of an operator is a failed check; the others still run.
 pub fn trust(device: &Device, ops: &dyn Operators) -> Vec<Check> {
-    let run = |(name, check): (&'static str, CheckFn)| {
-        let finding = catch_unwind(AssertUnwindSafe(|| check(device, ops))).unwrap_or_else(|panic| {
+    let run = |name: &'static str, check: &dyn Fn() -> Finding| {
+        let finding = catch_unwind(AssertUnwindSafe(check)).unwrap_or_else(|panic| {
             let text = panic.downcast_ref::<&str>().copied();
             let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
             Err(format!("panicked: {}", text.unwrap_or("no message")))
@@ -36,7 +37,14 @@ pub fn trust(device: &Device, ops: &dyn Operators) -> Vec<Check> {
         let passed = finding.is_ok();
         Check { name, passed, detail: finding.unwrap_or_else(|deviation| deviation) }
     };
-    CHECKS.into_iter().map(run).collect()
+    let of_backend = CHECKS.iter().map(|(name, check)| run(name, &|| check(device, ops)));
+    let of_model = SelfCheck::ALL.iter().map(|check| run(check.operator, &|| model_operator(check, device, ops)));
+    of_backend.chain(of_model).collect()
+}
+
+fn model_operator(check: &SelfCheck, device: &Device, ops: &dyn Operators) -> Finding {
+    let agreement = check.run(device, &|result| ops.model_operator(check.operator, result));
+    if agreement.holds() { Ok(agreement.to_string()) } else { Err(agreement.to_string()) }
 }
 
 type CheckFn = fn(&Device, &dyn Operators) -> Finding;
@@ -152,8 +160,8 @@ fn product_precision(device: &Device, ops: &dyn Operators) -> Finding {
     let a: Vec<f64> = (0..N * N).map(|i| if i / N == i % N { diagonal[i / N] } else { 0.0 }).collect();
     let got = read(ops.matmul(tensor(&a, [N, N], device), tensor(&b, [N, N], device)));
     let errors = got.iter().zip(&b).enumerate().map(|(i, (got, b))| (got / (diagonal[i / N] * b) - 1.0).abs());
-    // `f64::max` would drop a NaN.
-    let worst = errors.fold(0.0, |worst: f64, error| if error <= worst { worst } else { error });
+    // A NaN, which `f64::max` would drop, counts as infinite.
+    let worst = errors.map(|error| if error.is_nan() { f64::INFINITY } else { error }).fold(0.0, f64::max);
     let detail = format!("largest relative error {worst:.1e}");
     if worst <= 2e-3 { Ok(detail) } else { Err(detail) }
 }
@@ -361,6 +369,7 @@ mod tests {
         fn matmul(&self, a: Tensor<2>, b: Tensor<2>) -> Tensor<2> {
             match self.fault {
                 "vector" if b.dims() == [3, 1] => spoil(a.matmul(b)),
+                "NaN" if a.dims() == [32, 32] => a.matmul(b).slice_assign([0..1, 0..1], tensor(&[f64::NAN], [1, 1], &device())),
                 "decode" if a.dims() == [1, 4] => spoil(a.matmul(b)),
                 "decode gradient" if a.dims() == [1, 16] => spoil_gradient(a.matmul(b)),
                 "bf16 product" => {
@@ -429,6 +438,14 @@ mod tests {
             Backend.slice_assign(x, rows, values)
         }
 
+        fn model_operator(&self, name: &'static str, result: Tensor<2>) -> Tensor<2> {
+            match self.fault {
+                "attention" if name == "attention" => spoil(result),
+                "gradient of linear" if name == "linear" => spoil_gradient(result),
+                _ => result,
+            }
+        }
+
         fn cast(&self, x: Tensor<2>, dtype: FloatDType) -> Tensor<2> {
             match self.fault {
                 "cast halves" => Backend.cast(x, dtype).mul_scalar(0.5),
@@ -457,13 +474,14 @@ mod tests {
 
     #[test]
     fn a_wrong_operator_fails_the_checks_that_use_it() {
-        let cases: [(&str, &[&str]); 20] = [
+        let cases: [(&str, &[&str]); 23] = [
             ("one shape", &["transposed product"]),
             ("gradient of a product", &["gradient of the transposed product"]),
             ("vector", &["thin and LoRA products"]),
             ("decode", &["thin and LoRA products"]),
             ("decode gradient", &["thin and LoRA products"]),
             ("bf16 product", &["thin and LoRA products", "precision of a product"]),
+            ("NaN", &["precision of a product"]),
             ("add", &["thin and LoRA products", "values in f32", "values in f16", "values in bf16"]),
             ("unstable softmax", &["softmax"]),
             ("softmax differs from call to call", &["determinism"]),
@@ -477,6 +495,8 @@ mod tests {
             ("cast halves", &["values in f32", "values in f16", "values in bf16"]),
             ("cast does nothing", &["values in f16", "values in bf16"]),
             ("cast saturates", &["values in f16"]),
+            ("attention", &["attention"]),
+            ("gradient of linear", &["linear"]),
             ("panic", &["transposed product", "gradient of the transposed product", "determinism"]),
         ];
         for (fault, expected) in cases {

@@ -6,7 +6,7 @@ use weact_core::{
     Backbone,
     model::{Tokens, backbone::block_factors},
     nll::{self, Targets},
-    ops::{self, on_workers},
+    ops::{self, Operators, on_workers},
     sample::Sample,
 };
 
@@ -86,7 +86,12 @@ pub fn batch_gradient(
     for micro in micro_batches(&rows, plan.micro_rows) {
         let recompute = plan.recomputes(backbone, trainable, &lengths(micro));
         let gradient = if recompute { block_by_block } else { whole_graph };
-        let part = on_workers(|| gradient(trainable, backbone, values, micro, n_supervised))?;
+        let compute = || gradient(trainable, backbone, values, micro, n_supervised);
+        let part = match backbone.operators {
+            Operators::Fused => on_workers(compute)?,
+            // They have no buffers of their own. On another worker each time, the heap of each would grow to the graph's size.
+            Operators::Composed => compute()?,
+        };
         total += part.loss;
         n_positions += part.n_positions;
         for (sum, gradient) in sums.iter_mut().zip(part.gradients) {

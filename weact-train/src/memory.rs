@@ -46,6 +46,8 @@ pub struct Parts {
     pub block_inputs: usize,
     /// What the loss, or a block's backward pass, holds meanwhile.
     pub working: usize,
+    /// What the allocator leaves empty: gradients and activations take turns, in buffers of different sizes.
+    pub gaps: usize,
     /// Copies of parameters and moments while a checkpoint is written.
     pub saving: usize,
     /// Files that are mapped while they are read: the backbone's, or a checkpoint's.
@@ -87,27 +89,30 @@ impl Parts {
         };
         let forward = n_forward * (4 * config.hidden_size + 3 * config.intermediate_size) * F32;
         let passing = of_loss(backbone, micro.supervised_tokens).max(of_a_backward_pass(backbone, &micro.lengths)).max(forward);
-        // The rows of the embedding get a gradient of its size beside the head's, and the sum of the two is a third.
-        let of_embedding = if matches!(trainable, Trainable::Full) { 2 * embedding } else { 0 };
+        // The embedding's gradient is added to that of the head in a copy.
+        let of_embedding = if matches!(trainable, Trainable::Full) { embedding } else { 0 };
         let mut parts = Self {
             weights,
             trained_parameters: trained,
-            gradients: if micro.alone { trained } else { 2 * trained },
+            gradients: rounded(if micro.alone { trained } else { 2 * trained }),
             moments: 2 * trained,
             activations: rounded(activations),
             block_inputs: rounded(block_inputs),
             working: rounded(passing) + of_embedding,
+            gaps: 0,
             saving: 3 * trained,
             files: files.max(3 * trained),
             program: PROGRAM + config.vocab_size * PER_ENTRY,
             total: 0,
         };
+        parts.gaps = parts.gradients.min(parts.activations + parts.block_inputs + parts.working);
         let run = parts.trained_parameters
             + parts.gradients
             + parts.moments
             + parts.activations
             + parts.block_inputs
             + parts.working
+            + parts.gaps
             + parts.saving
             + parts.files;
         // The largest tensor as it is read and as it is held.

@@ -106,7 +106,7 @@ impl AdamW {
         for (p, g) in parameters.iter_mut().zip(gradients) {
             let decay = decay(p) as f32;
             // Taken out, so that this is their only owner and they change in place.
-            let [mut value, mut first, mut second] = [&mut p.value, &mut p.first, &mut p.second].map(|t| take(t));
+            let [mut value, mut first, mut second] = [&mut p.value, &mut p.first, &mut p.second].map(take);
             let g = g.into_data();
             update_all(
                 slice_mut(&mut value),

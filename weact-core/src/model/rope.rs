@@ -17,9 +17,9 @@ pub struct Rotation {
 
 impl Rotation {
     /// For the given positions, computed in f64.
-    pub fn new(rope: &Rope, head_dim: usize, positions: impl Iterator<Item = usize> + Clone, device: &Device) -> Self {
+    pub fn new(rope: &Rope, head_dim: usize, positions: &[usize], device: &Device) -> Self {
         let (frequencies, scale) = frequencies(rope, head_dim);
-        let angles = || positions.clone().flat_map(|p| frequencies.iter().map(move |f| p as f64 * f));
+        let angles = || positions.iter().flat_map(|p| frequencies.iter().map(move |f| *p as f64 * f));
         let table = |values: Vec<f32>| {
             let n = values.len() / (head_dim / 2);
             Tensor::from_data(TensorData::new(values, [n, head_dim / 2]), device)

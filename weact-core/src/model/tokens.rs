@@ -52,9 +52,9 @@ impl Backbone {
 
     /// The positions of new tokens of sequences that have `past` positions before them.
     pub fn positions(&self, past: usize, lengths: &[usize]) -> Positions {
-        let of_new = lengths.iter().flat_map(|n| past..past + n);
+        let of_new: Vec<usize> = lengths.iter().flat_map(|n| past..past + n).collect();
         Positions {
-            rotation: Rotation::new(&self.config.rope, self.config.head_dim, of_new, &self.device()),
+            rotation: Rotation::new(&self.config.rope, self.config.head_dim, &of_new, &self.device()),
             sequences: lengths.iter().map(|n| Sequence { n_new: *n, n_keys: past + n }).collect(),
         }
     }

@@ -228,9 +228,9 @@ impl Head {
         logits.values.par_chunks_mut(VOCABULARY * PANEL).enumerate().for_each(|(i, panel)| {
             probabilities(panel, &sums[i % n_panels], &scales[i % n_panels]);
         });
-        for i in 0..chunk.n {
-            let place = logits.place(self.targets[chunk.first + i], i);
-            logits.values[place] -= g[i];
+        for (i, (target, g)) in self.targets[chunk.first..][..chunk.n].iter().zip(g).enumerate() {
+            let place = logits.place(*target, i);
+            logits.values[place] -= g;
         }
     }
 

@@ -195,11 +195,8 @@ impl Backward<Flex, 5> for Gradient {
         };
         // Its transpose, [d_out, r], which packs the small matrix and not the large one.
         let to_b = || low.as_ref().filter(|_| of_b.is_some()).map(|low| scaled_product(upstream.transposed(), matrix(low), 1.0));
-        let to_weight = || {
-            of_weight.as_ref().map(|_| {
-                scaled_product(x.expect("x is kept for a trained weight").transposed(), upstream, 1.0)
-            })
-        };
+        let to_weight =
+            || of_weight.as_ref().map(|_| scaled_product(x.expect("x is kept for a trained weight").transposed(), upstream, 1.0));
         let through_x = || {
             let t = through_b();
             let t = t.as_ref().map(|t| Matrix::new(t, n, rank, rank));

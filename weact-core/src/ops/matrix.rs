@@ -626,8 +626,8 @@ fn sums<S: Simd, const ROWS: usize, const VECTORS: usize>(
                 let n = a.n_cols;
                 // Not `array::from_fn`, which may stay a call and then hides that all rows are `n` long.
                 let mut rows: [&[f32]; ROWS] = [&[]; ROWS];
-                for i in 0..ROWS {
-                    rows[i] = &a.data[(first + i) * a.row_stride..][..n];
+                for (i, row) in rows.iter_mut().enumerate() {
+                    *row = &a.data[(first + i) * a.row_stride..][..n];
                 }
                 for (k, b) in (0..n).zip(panel) {
                     let b = &b[vector..vector + VECTORS];

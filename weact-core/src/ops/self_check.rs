@@ -340,7 +340,9 @@ fn attention(mut numbers: Numbers) -> Vec<Case> {
             super::attention(operators, [queries, x[1].clone(), x[2].clone()], heads, &sequences)
         })
     };
-    let cases: [([usize; 3], &[(usize, usize)]); 4] = [
+    /// Heads, and each sequence's new positions and keys.
+    type Shape = ([usize; 3], &'static [(usize, usize)]);
+    let cases: [Shape; 4] = [
         ([4, 2, 16], &[(1, 1), (5, 5), (5, 5), (53, 53), (1, 40), (7, 50)]),
         ([6, 2, 10], &[(13, 13), (50, 99)]),
         ([3, 3, 33], &[(49, 49)]),

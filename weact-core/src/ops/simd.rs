@@ -10,7 +10,7 @@ use pulp::Simd;
 pub(super) fn exp(x: f32) -> f32 {
     /// 1.5 * 2^23 + 127: adding it leaves the nearest integer, with the bias of an exponent, in the low bits.
     const SHIFT: f32 = 12_583_039.0;
-    const LN2_HIGH: f32 = 0.693_359_375;
+    const LN2_HIGH: f32 = 0.693_359_4; // 355 / 512, exact
     const LN2_LOW: f32 = -2.121_944_4e-4;
     let x = x.clamp(-87.0, 88.0);
     let shifted = x * std::f32::consts::LOG2_E + SHIFT;

@@ -69,6 +69,11 @@ pub trait Operators {
     fn cast(&self, x: Tensor<2>, dtype: FloatDType) -> Tensor<2> {
         x.cast(dtype)
     }
+
+    /// `result`, which one of the operators of `weact_core::ops` computed.
+    fn model_operator(&self, _name: &'static str, result: Tensor<2>) -> Tensor<2> {
+        result
+    }
 }
 
 /// The operators of the backend in use, as they are.
