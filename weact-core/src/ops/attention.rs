@@ -30,7 +30,8 @@ use super::{
     Operators,
     buffer::Buffer,
     flex::{contiguous, rows_at_a_time, values},
-    matrix::{Matrix, Onto, PANEL, PanelView, Panels, multiply_here},
+    matrix::{Matrix, PANEL, PanelView, Panels},
+    product::{Onto, multiply_here},
     simd,
 };
 

@@ -4,11 +4,13 @@
 //!
 //! with `low b` the update of an adapted head. A tensor of all tokens x vocabulary never exists: logits live for a chunk of tokens,
 //! in a buffer of fixed size. Backward: `dz_iv = g_i (softmax(z_i)_v - [v = t_i])`, `dx = dz W^T`, `dW = x^T dz`. Where the head is
-//! frozen, `dx` for `g = 1` is computed while the chunk's logits are there (it is linear in `g_i`); where it is trained they are
-//! computed again.
+//! frozen, `dx` for `g = 1` is computed while the chunk's logits are there (it is linear in `g_i`). Where it is trained, a single
+//! chunk's logits stay in their buffer; those of several chunks are computed again.
 //!
 //! Tokens are the columns of all products (`z^T = W^T x^T`), so that the vocabulary's matrix, the largest of a model, is read in
 //! the order in which it lies and never packed.
+
+use std::sync::Arc;
 
 use burn::{
     backend::{
@@ -32,7 +34,8 @@ use super::{
     buffer::Buffer,
     flex::{contiguous, dims, indices, values},
     linear::linear,
-    matrix::{Element as _, Matrix, Onto, PANEL, PanelView, Panels, Strips, Term, Weight, multiply_here, weight_of},
+    matrix::{Element as _, Matrix, PANEL, PanelView, Panels, Strips, Weight, weight_of},
+    product::{Onto, Term, multiply_here},
     simd::exp,
 };
 use crate::lora::Factors;
@@ -174,7 +177,7 @@ impl Head {
     /// Runs of tokens whose logits are held together: whole panels but for the last.
     fn chunks(&self) -> impl Iterator<Item = Chunk> {
         let n = self.targets.len();
-        let most = (CHUNK_LOGITS / self.vocab / PANEL).clamp(1, 8) * PANEL;
+        let most = (CHUNK_LOGITS / self.vocab / PANEL).clamp(1, 64) * PANEL;
         (0..n).step_by(most).map(move |first| Chunk { first, n: most.min(n - first) })
     }
 
@@ -351,6 +354,7 @@ impl Default for Part {
 }
 
 /// Logits of a chunk: `[blocks, panels, VOCABULARY, PANEL]`, the last block's panels filled in part.
+#[derive(Debug)]
 struct Logits {
     values: Buffer,
     n_panels: usize,
@@ -434,8 +438,8 @@ struct Gradient;
 enum State {
     /// The inputs' gradients for an upstream gradient of one: the head is frozen.
     Ready(Vec<FlexTensor>),
-    /// Everything to compute them, and the logarithms of the sums.
-    Again(Head, FlexTensor),
+    /// Everything to compute them, the logarithms of the sums, and the logits where they are one chunk.
+    Later(Head, FlexTensor, Option<Arc<Logits>>),
 }
 
 impl Backward<Flex, 4> for Gradient {
@@ -457,14 +461,15 @@ impl Backward<Flex, 4> for Gradient {
                     gradients.register::<Flex>(node.id, dx.into_tensor([n, d]));
                 }
             }
-            State::Again(head, log_sums) => {
+            State::Later(head, log_sums, kept) => {
+                let mut kept = kept.and_then(Arc::into_inner);
                 let n = head.targets.len();
                 let sizes: Vec<usize> = head.products.iter().map(|p| dims::<2>(&p.input)[1]).collect();
                 let mut of_inputs: Vec<Buffer> = sizes.iter().map(|d| Buffer::zeros(n * d)).collect();
                 let mut of_matrices: Vec<Option<Buffer>> =
                     sizes.iter().zip(&parents).map(|(d, (_, m))| m.is_some().then(|| Buffer::zeros(head.vocab * d))).collect();
                 for c in head.chunks() {
-                    let mut logits = head.logits(c);
+                    let mut logits = kept.take().unwrap_or_else(|| head.logits(c));
                     head.differentiate(c, &mut logits, c.of(values(&log_sums)), c.of(g));
                     for p in 0..head.products.len() {
                         if parents[p].0.is_some() {
@@ -510,16 +515,19 @@ impl<C: CheckpointStrategy> CrossEntropy for Autodiff<Flex, C> {
         let (mut nll, mut log_sums, mut best) = (Buffer::take(n), Buffer::take(n), Buffer::take(n));
         let mut of_inputs: Vec<Buffer> = head.products.iter().map(|p| Buffer::take(n * dims::<2>(&p.input)[1])).collect();
         let ones = vec![1.0; n];
+        let mut kept = None;
         for c in head.chunks() {
             let mut logits = head.logits(c);
             head.score(c, &logits, c.of_mut(&mut nll), c.of_mut(&mut log_sums), c.of_mut(&mut best));
             if !trained {
                 head.differentiate(c, &mut logits, c.of(&log_sums), c.of(&ones));
                 of_inputs.iter_mut().enumerate().for_each(|(p, out)| head.input_gradient(c, &logits, p, out));
+            } else if c.n == n {
+                kept = Some(Arc::new(logits));
             }
         }
         let state = match trained {
-            true => State::Again(head, log_sums.into_tensor([n])),
+            true => State::Later(head, log_sums.into_tensor([n]), kept),
             false => State::Ready(
                 of_inputs
                     .into_iter()

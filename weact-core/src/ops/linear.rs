@@ -26,7 +26,8 @@ use super::{
     buffer::Buffer,
     flex::{contiguous, dims, values},
     gemv,
-    matrix::{Matrix, Onto, Weight, multiply, weight_of},
+    matrix::{Matrix, Weight, weight_of},
+    product::{Onto, multiply},
 };
 use crate::lora::Factors;
 

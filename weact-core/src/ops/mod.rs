@@ -5,6 +5,7 @@ mod buffer;
 mod flex;
 mod simd;
 mod matrix;
+mod product;
 mod gemv;
 pub mod linear;
 pub mod rms_norm;
