@@ -87,7 +87,7 @@ fn compare(group: &mut BenchmarkGroup<'_, WallTime>, operator: &str, n: usize, r
     group.throughput(Throughput::Elements(n as u64));
     for (body, operators) in BODIES {
         let id = BenchmarkId::new(format!("{operator}/{body}"), n);
-        group.bench_function(id, |b| b.iter(|| ops::on_workers(|| run(operators))));
+        group.bench_function(id, |b| b.iter(|| ops::on_workers(operators, || run(operators))));
     }
 }
 

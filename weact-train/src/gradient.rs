@@ -6,7 +6,7 @@ use weact_core::{
     Backbone,
     model::{Tokens, backbone::block_factors},
     nll::{self, Targets},
-    ops::{self, Operators, on_workers},
+    ops::{self, on_workers},
     sample::Sample,
 };
 
@@ -86,12 +86,7 @@ pub fn batch_gradient(
     for micro in micro_batches(&rows, plan.micro_rows) {
         let recompute = plan.recomputes(backbone, trainable, &lengths(micro));
         let gradient = if recompute { block_by_block } else { whole_graph };
-        let compute = || gradient(trainable, backbone, values, micro, n_supervised);
-        let part = match backbone.operators {
-            Operators::Fused => on_workers(compute)?,
-            // They have no buffers of their own. On another worker each time, the heap of each would grow to the graph's size.
-            Operators::Composed => compute()?,
-        };
+        let part = on_workers(backbone.operators, || gradient(trainable, backbone, values, micro, n_supervised))?;
         total += part.loss;
         n_positions += part.n_positions;
         for (sum, gradient) in sums.iter_mut().zip(part.gradients) {
@@ -273,7 +268,7 @@ mod tests {
             let [alone, three] = [1, 3].map(|n| {
                 let pool = rayon::ThreadPoolBuilder::new().num_threads(n).build().expect("threads");
                 pool.install(|| {
-                    assert_eq!(on_workers(rayon::current_num_threads), n);
+                    assert_eq!(on_workers(backbone.operators, rayon::current_num_threads), n);
                     let plan = Plan { micro_rows: None, recompute: None };
                     batch_gradient(&trainable, &backbone, &values, &batch, plan).expect("it runs").expect("supervised tokens")
                 })

@@ -60,7 +60,7 @@ impl Backbone {
     /// # Panics
     /// If there is a cache and more than one sequence.
     pub fn hidden(&self, tokens: &Tokens, factors: Option<&FactorMap>, cache: Option<&mut KvCache>) -> Tensor<2> {
-        ops::on_workers(|| self.hidden_here(tokens, factors, cache))
+        ops::on_workers(self.operators, || self.hidden_here(tokens, factors, cache))
     }
 
     fn hidden_here(&self, tokens: &Tokens, factors: Option<&FactorMap>, mut cache: Option<&mut KvCache>) -> Tensor<2> {

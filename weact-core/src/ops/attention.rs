@@ -302,7 +302,6 @@ impl Backward<Flex, 3> for Gradient {
         let g = contiguous(gradients.consume::<Flex>(&ops.node));
         let state = ops.state;
         let Heads { n_heads, n_kv_heads, head_dim } = state.heads;
-        let group = n_heads / n_kv_heads;
         let placed = Placed::all(&state.sequences);
         // Each head of each sequence on its own: its keys' gradients are added up over the group afterwards, in order.
         let tasks = (0..placed.len() * n_heads).into_par_iter();
@@ -334,7 +333,6 @@ impl Backward<Flex, 3> for Gradient {
             }
             rows.into_tensor([n, n_per_row * head_dim])
         };
-        debug_assert_eq!(group * n_kv_heads, n_heads);
         let n_new: usize = state.sequences.iter().map(|s| s.n_new).sum();
         let n_keys: usize = state.sequences.iter().map(|s| s.n_keys).sum();
         let shapes = [(n_heads, n_new), (n_kv_heads, n_keys), (n_kv_heads, n_keys)];

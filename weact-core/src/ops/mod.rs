@@ -47,6 +47,11 @@ impl Operators {
 }
 
 /// Runs `f` on a thread of the pool that the fused operators share, so that none of them has to hand its work over to it first.
-pub fn on_workers<R: Send>(f: impl FnOnce() -> R + Send) -> R {
-    rayon::scope(|_| f())
+/// Composed operators stay on the caller's thread: they have no buffers of their own, and on another worker each time, the heap of
+/// each would grow to the graph's size.
+pub fn on_workers<R: Send>(operators: Operators, f: impl FnOnce() -> R + Send) -> R {
+    match operators {
+        Operators::Fused => rayon::scope(|_| f()),
+        Operators::Composed => f(),
+    }
 }
