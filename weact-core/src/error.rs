@@ -55,6 +55,9 @@ pub enum Error {
     /// A model or an adapter can't be used as asked.
     #[error("{0}")]
     Model(String),
+    /// Outcomes can't be compared.
+    #[error("{0}")]
+    Stats(String),
     /// Logits are not finite.
     #[error("non-finite {what}{place}, dtype {dtype}: use a wider dtype (--dtype f32) or check the weights")]
     NonFinite {

@@ -22,6 +22,7 @@ pub mod context;
 pub mod sample;
 pub mod model;
 pub mod nll;
+pub mod stats;
 pub mod io;
 mod error;
 

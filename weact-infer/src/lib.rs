@@ -9,6 +9,7 @@ pub mod record;
 mod turn;
 pub mod agent;
 pub mod controller;
+pub mod remote;
 mod error;
 
 pub use error::{Error, Result};

@@ -7,7 +7,9 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use weact_core::{Capability, card::Think, chat::ToolProtocol, context::Retention, lora::Projection, sample::Rules};
+use weact_core::{
+    Capability, card::Think, chat::ToolProtocol, context::Retention, io::toml_text, lora::Projection, sample::Rules,
+};
 
 use crate::{Error, Result, sft};
 
@@ -264,7 +266,7 @@ impl Run {
 
     fn parse(path: &Path, text: &str) -> Result<Self> {
         let bad = |why: String| Error::Config { path: path.to_owned(), why };
-        let run: Self = toml::from_str(text).map_err(|e| bad(describe(&e, text)))?;
+        let run: Self = toml_text::parse(text).map_err(bad)?;
         run.check().map_err(bad)?;
         Ok(run)
     }
@@ -353,26 +355,6 @@ fn flatten(prefix: &str, value: &toml::Value, into: &mut BTreeMap<String, String
             into.insert(prefix.to_owned(), other.to_string());
         }
     }
-}
-
-/// The parser's message on one line, with the line number, the section and the nearest known key.
-fn describe(error: &toml::de::Error, text: &str) -> String {
-    let before = error.span().map_or("", |span| &text[..span.start.min(text.len())]);
-    let line = before.matches('\n').count() + 1;
-    let section = before.lines().rev().find(|l| l.trim_start().starts_with('[')).map_or("", str::trim);
-    let message = error.message().replace('\n', " ");
-    let names: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
-    let hint = match names.split_first() {
-        Some((unknown, known)) if message.starts_with("unknown field") => {
-            let distance = |k: &&&str| strsim::damerau_levenshtein(unknown, k);
-            let near =
-                known.iter().filter(|k| distance(k) <= 3 || unknown.contains(**k) || k.contains(unknown)).min_by_key(distance);
-            near.map_or_else(String::new, |k| format!("; did you mean `{k}`?"))
-        }
-        _ => String::new(),
-    };
-    let place = if section.is_empty() { String::new() } else { format!(" in {section}") };
-    format!("line {line}{place}: {message}{hint}")
 }
 
 #[cfg(test)]

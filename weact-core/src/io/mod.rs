@@ -5,3 +5,4 @@ pub mod checkpoint;
 pub mod hf_config;
 pub mod peft;
 pub mod tensors;
+pub mod toml_text;
