@@ -33,6 +33,7 @@ use weact::{
     },
     eval::world::{
         self, World, WorldConfig,
+        gold::Form,
         question::{Question, Split},
     },
     infer::{
@@ -60,11 +61,14 @@ fn main() -> Result<ExitCode> {
     let begun = Instant::now();
     let out = tempfile::tempdir()?;
     let world = World::new(&WorldConfig::default())?;
-    let tools = world.tools()?;
+    let library = world.library()?;
 
     println!("1. Gold trajectories of {N_TRAIN} training questions.");
     let data = out.path().join("train.jsonl");
-    let gold: Vec<_> = balanced(&world, Split::Train, N_TRAIN).iter().map(|q| world.gold(q, &tools)).collect::<Result<_, _>>()?;
+    let gold: Vec<_> = balanced(&world, Split::Train, N_TRAIN)
+        .iter()
+        .map(|q| world.gold(q, Form::Staged, &library.tools()?))
+        .collect::<Result<_, _>>()?;
     let lines: Vec<String> = gold.iter().map(serde_json::to_string).collect::<Result<_, _>>()?;
     atomic::write_text(&data, &(lines.join("\n") + "\n"))?;
 
@@ -81,7 +85,7 @@ fn main() -> Result<ExitCode> {
     let chat = Chat::open(&checkpoint.dir, ToolProtocol::Template)?;
     let engine = Engine::new(Arc::new(checkpoint.load(&device, DType::F32)?), checkpoint.digest());
     let sum = merge::additive(&adapters.iter().map(|(_, a)| a).collect::<Vec<_>>())?;
-    let library = |weights: &dyn Fn(&Adapter) -> Result<Adapter>| -> Result<Registry> {
+    let registry_of = |weights: &dyn Fn(&Adapter) -> Result<Adapter>| -> Result<Registry> {
         let mut registry = Registry::default();
         for (stage, adapter) in &adapters {
             registry.register(Entry { stage: stage.clone(), adapter: Arc::new(weights(adapter)?), card: None })?;
@@ -89,15 +93,16 @@ fn main() -> Result<ExitCode> {
         Ok(registry)
     };
     let methods = [
-        ("base", library(&|a| without_effect(a))?),
-        ("sum of adapters", library(&|_| Ok(sum.clone()))?),
-        ("WeAct-hard", library(&|a| Ok(a.clone()))?),
+        ("base", registry_of(&|a| without_effect(a))?),
+        ("sum of adapters", registry_of(&|_| Ok(sum.clone()))?),
+        ("WeAct-hard", registry_of(&|a| Ok(a.clone()))?),
     ];
     let questions = balanced(&world, Split::Test, N_QUESTIONS);
     let mut right = BTreeMap::new();
     for (name, registry) in &methods {
         let bar = ProgressBar::new(N_QUESTIONS as u64);
         for (i, question) in questions.iter().enumerate() {
+            let tools = library.tools()?;
             let parts = Parts { engine: &engine, chat: &chat, registry, tools: &tools };
             let finished = answer(parts, question)?;
             let report = report(&finished);
@@ -120,13 +125,9 @@ fn main() -> Result<ExitCode> {
     Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The first `n` questions of a split, as many of one hop as of two where there are enough.
+/// The first `n` questions of a split.
 fn balanced(world: &World, split: Split, n: usize) -> Vec<Question> {
-    let (short, long): (Vec<_>, Vec<_>) = world.questions(split).into_iter().partition(|q| q.hops == 1);
-    let n_short = short.len().min(n / 2);
-    let mut chosen: Vec<Question> = short.into_iter().take(n_short).chain(long.into_iter().take(n - n_short)).collect();
-    chosen.sort_by(|a, b| a.id.cmp(&b.id));
-    chosen
+    world.questions(split, n)
 }
 
 /// Trains one adapter as `weact train` does, with a progress bar.

@@ -4,9 +4,10 @@
 //! cargo run --release --example toy_backbone -- datasets/toy/backbone
 //! ```
 //!
-//! Every batch is sixteen fresh documents of the toy world: made-up facts, half of them with relation words and half with a code map
-//! of the document's own. Every token is supervised. What it learns is the format and copying from the history; it never sees
-//! the world's facts nor the three dialects that the adapters are trained on.
+//! Every batch is sixteen fresh documents of the toy world: trajectories about made-up facts, half of them with relation words and
+//! half with a code map of the document's own, in stages and without; and exercises in copying, reversing and sorting. The
+//! policy's turns are supervised, and every fourth document whole. What it learns is the format and copying from the history; it never sees the world's facts nor the three dialects
+//! that the adapters are trained on.
 #![allow(clippy::print_stdout)]
 
 use std::{env, fs, path::Path, time::Instant};
@@ -16,31 +17,31 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use weact::{
     core::{
-        Backbone,
+        Capability,
         chat::{Chat, ToolProtocol},
         io::{checkpoint, checkpoint::Checkpoint, hf_config, tensors},
-        message::Role,
-        nll::{self, Targets},
         sample::Sample,
     },
-    eval::world::{self, World, WorldConfig},
+    eval::world::{self, World, WorldConfig, document::Tools, gold::Form, skill},
     train::{
         config::{Schedule, Train},
         gradient::{Plan, batch_gradient},
         optim::{self, AdamW},
         schedule::learning_rate,
-        trainable::{Policy, Trainable},
+        trainable::Trainable,
     },
 };
 
 const SEED: u64 = 1;
 const BATCH: usize = 16;
-const VALIDATION_SEED: u64 = 2;
+/// Of so many documents one is supervised in every token: copying within results is learned early, and helps.
+const WHOLE_EVERY: u64 = 4;
+const N_MEASURED: usize = 96;
 
 fn main() -> Result<()> {
     let mut arguments = env::args().skip(1);
     let out = arguments.next().context("usage: toy_backbone OUT_DIR [STEPS]")?;
-    let n_steps = arguments.next().map_or(Ok(2000), |n| n.parse())?;
+    let n_steps = arguments.next().map_or(Ok(7000), |n| n.parse())?;
     let out = Path::new(&out);
     fs::create_dir_all(out)?;
     world::checkpoint::write_checkpoint_files(out)?;
@@ -49,7 +50,9 @@ fn main() -> Result<()> {
     let device = burn::tensor::Device::flex();
     let chat = Chat::open(out, ToolProtocol::Template)?;
     let backbone = Checkpoint::open(out, false)?.load(&device, burn::tensor::DType::F32)?;
-    let tools = world::gold::schemas(&World::new(&WorldConfig::default())?.tools()?);
+    let of_a_run = World::new(&WorldConfig::default())?.library()?.tools()?;
+    let schemas = |form| world::gold::schemas(form, &of_a_run);
+    let tools = Tools { staged: schemas(Form::Staged), plain: schemas(Form::Plain) };
     let (trainable, mut parameters) = Trainable::full(&backbone);
     let train = Train { lr: 2e-3, schedule: Schedule::Cosine, warmup: 100.0, ..Train::default() };
     let adam = AdamW { beta1: 0.9, beta2: 0.98, eps: 1e-8, weight_decay: 0.0 };
@@ -59,8 +62,8 @@ fn main() -> Result<()> {
     let mut n_tokens = 0;
     for step in 1..=n_steps {
         let first = ((step - 1) * BATCH) as u64;
-        let batch = (first..first + BATCH as u64).map(|i| document(&chat, &tools, SEED, i)).collect::<Result<Vec<Document>>>()?;
-        let samples: Vec<&Sample> = batch.iter().map(|d| &d.all).collect();
+        let batch = (first..first + BATCH as u64).map(|i| sample(&chat, &tools, i)).collect::<Result<Vec<Sample>>>()?;
+        let samples: Vec<&Sample> = batch.iter().collect();
         let values: Vec<_> = parameters.iter().map(|p| p.value.clone()).collect();
         let result = batch_gradient(&trainable, &backbone, &values, &samples, plan)?.context("every token is supervised")?;
         let gradients = result.gradients.into_iter().collect::<Option<Vec<_>>>().context("every weight has a gradient")?;
@@ -71,10 +74,13 @@ fn main() -> Result<()> {
         if step % 250 == 0 || step == n_steps {
             let values: Vec<_> = parameters.iter().map(|p| p.value.clone()).collect();
             let policy = trainable.policy(&backbone, &values);
-            let right = share_all_right(&chat, &tools, &policy)?;
+            let [exercises, trajectories] = skill::measure(&policy.backbone, None, &chat, &tools, N_MEASURED)?;
             checkpoint::write_like(out, out, &policy.backbone)?;
             let seconds = begun.elapsed().as_secs_f64();
-            println!("step {step}, {n_tokens} tokens, loss {:.3}, all right {right:.3}, {seconds:.0} s", result.loss);
+            println!(
+                "step {step}, {n_tokens} tokens, loss {:.3}, all right: {} exercises and {} trajectories of {N_MEASURED}, {seconds:.0} s",
+                result.loss, exercises.n_right, trajectories.n_right
+            );
         }
     }
     println!("digest {}", Checkpoint::open(out, false)?.digest());
@@ -98,46 +104,21 @@ fn write_initial_weights(dir: &Path) -> Result<()> {
     Ok(tensors::write(&dir.join("model.safetensors"), &named)?)
 }
 
-/// One document with every token supervised, and with the policy's turns only.
-struct Document {
-    all: Sample,
-    turns: Vec<bool>,
-    neutral: bool,
-}
-
-fn document(chat: &Chat, tools: &[serde_json::Value], seed: u64, index: u64) -> Result<Document> {
-    let trajectory = world::document::document(seed, index, tools);
-    let (mut ids, mut turns) = (Vec::new(), Vec::new());
-    for piece in chat.pieces(trajectory.messages(), tools, false)? {
+/// One document with every token supervised.
+fn sample(chat: &Chat, tools: &Tools, index: u64) -> Result<Sample> {
+    let document = world::document::document(SEED, index, tools);
+    let (mut ids, mut mask) = (Vec::new(), Vec::new());
+    for piece in chat.pieces(&document.messages, &document.tools, false)? {
         let piece_ids = chat.encode(&piece)?;
-        turns.resize(turns.len() + piece_ids.len(), piece.is_turn);
+        mask.resize(mask.len() + piece_ids.len(), piece.is_turn || index % WHOLE_EVERY == 0);
         ids.extend(piece_ids);
     }
-    let is_coded = |text: &str| world::dialect::CODES.iter().any(|code| text.contains(code));
-    let neutral = !trajectory.messages().iter().any(|m| m.role == Role::Assistant && is_coded(&m.content));
-    let capability = trajectory.spans()[0].capability.clone();
-    let all = Sample {
-        id: trajectory.id,
-        capability,
-        mask: vec![true; ids.len()],
+    Ok(Sample {
+        id: document.id,
+        capability: Capability::new(world::gold::AGENT)?,
+        mask,
         ids,
         left_out: Default::default(),
         dropped_exchanges: 0,
-    };
-    Ok(Document { all, turns, neutral })
-}
-
-/// Of 64 unseen documents in relation words, the share in which every token of the policy's turns is the most likely one.
-fn share_all_right(chat: &Chat, tools: &[serde_json::Value], policy: &Policy<'_>) -> Result<f64> {
-    let backbone: &Backbone = &policy.backbone;
-    let documents = (0..).map(|i| document(chat, tools, VALIDATION_SEED, i)).filter(|d| d.as_ref().map_or(true, |d| d.neutral));
-    let mut n_right = 0;
-    for document in documents.take(64) {
-        let document = document?;
-        let tokens = backbone.tokens(&[&document.all.ids])?;
-        let targets = Targets::new(&[(&document.all.ids, &document.turns)], &backbone.device()).context("turns")?;
-        let scored = nll::per_token(backbone, None, backbone.hidden(&tokens, None, None), &targets);
-        n_right += usize::from(scored.n_top1() == targets.len());
-    }
-    Ok(n_right as f64 / 64.0)
+    })
 }

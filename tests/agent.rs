@@ -77,7 +77,7 @@ impl Scene {
             let adapter = Arc::new(random_adapter(&engine, seed));
             registry.register(Entry { stage, adapter, card: None }).expect("another alias");
         }
-        let tools = World::new(&WorldConfig::default()).and_then(|world| world.tools()).expect("tools");
+        let tools = World::new(&WorldConfig::default().smooth()).and_then(|world| world.library()?.tools()).expect("tools");
         let gold = trajectory::read(&folder.path().join("train.jsonl")).expect("trajectories");
         Self { folder, chat, engine, registry, tools, gold }
     }

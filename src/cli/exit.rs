@@ -53,5 +53,8 @@ fn reader_is_gone(error: &anyhow::Error) -> bool {
 fn is_usage(error: &anyhow::Error) -> bool {
     use weact::train::Error::{Config, RunDirectory};
     let of_training = error.downcast_ref::<weact::train::Error>();
-    error.is::<Usage>() || matches!(of_training, Some(Config { .. } | RunDirectory { .. }))
+    let of_evaluation = error.downcast_ref::<weact::eval::Error>();
+    error.is::<Usage>()
+        || matches!(of_training, Some(Config { .. } | RunDirectory { .. }))
+        || matches!(of_evaluation, Some(weact::eval::Error::Config { .. } | weact::eval::Error::RunDirectory { .. }))
 }

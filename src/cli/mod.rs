@@ -15,6 +15,10 @@ mod score;
 mod generate;
 mod train;
 mod run;
+mod grade;
+mod eval;
+mod stats;
+mod search_graph;
 mod doctor;
 
 use std::process::ExitCode;
@@ -56,6 +60,11 @@ enum Command {
     Generate(generate::Args),
     Train(train::Args),
     Run(run::Args),
+    Grade(grade::Args),
+    Eval(eval::Args),
+    #[command(subcommand)]
+    Stats(stats::Command),
+    SearchGraph(search_graph::Args),
     Doctor(doctor::Args),
 }
 
@@ -70,6 +79,10 @@ pub(super) fn main() -> ExitCode {
         Command::Generate(args) => generate::run(&args, &common),
         Command::Train(args) => train::run(&args, &common),
         Command::Run(args) => run::run(&args, &common),
+        Command::Grade(args) => grade::run(&args, &common),
+        Command::Eval(args) => eval::run(&args, &common),
+        Command::Stats(command) => stats::run(&command, &common),
+        Command::SearchGraph(args) => search_graph::run(&args, &common),
         Command::Doctor(args) => doctor::run(&args, &common),
     })
 }

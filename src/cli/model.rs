@@ -37,7 +37,7 @@ impl ModelArgs {
     }
 }
 
-fn dtype(name: &str) -> std::result::Result<DType, String> {
+pub(super) fn dtype(name: &str) -> std::result::Result<DType, String> {
     match name {
         "f32" => Ok(DType::F32),
         "bf16" => Ok(DType::BF16),

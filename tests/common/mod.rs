@@ -7,7 +7,11 @@ use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
 use weact::{
     core::io::{checkpoint, hf_config, tensors},
-    eval::world::{self, World, WorldConfig, question::Split},
+    eval::world::{
+        self, World, WorldConfig,
+        gold::Form,
+        question::{Family, Question, Split},
+    },
 };
 
 /// Writes a model of the toy world with two layers and random weights into `dir/model`, and gold trajectories of sixteen training
@@ -34,13 +38,15 @@ pub(crate) fn toy(dir: &Path) {
     let named: Vec<tensors::Named<'_>> = weights.iter().map(|(n, s, v)| (n.clone(), s.clone(), v.as_slice())).collect();
     tensors::write(&model.join("model.safetensors"), &named).expect("a writable folder");
 
-    let world = World::new(&WorldConfig::default()).expect("the default world");
-    let tools = world.tools().expect("tools");
+    let world = World::new(&WorldConfig::default().smooth()).expect("a world");
+    let library = world.library().expect("a library");
+    let gold = |question: &Question| {
+        let gold = world.gold(question, Form::Staged, &library.tools().expect("tools")).expect("a gold trajectory");
+        serde_json::to_string(&gold).expect("JSON") + "\n"
+    };
     for (name, split, n_pairs) in [("train.jsonl", Split::Train, 8), ("valid.jsonl", Split::Val, 2)] {
-        let questions = world.questions(split);
-        let of = |hops| questions.iter().filter(move |question| question.hops == hops);
-        let gold = |question| serde_json::to_string(&world.gold(question, &tools).expect("a gold trajectory")).expect("JSON");
-        let rows: String = of(1).zip(of(2)).take(n_pairs).flat_map(|(a, b)| [gold(a) + "\n", gold(b) + "\n"]).collect();
+        let of = |hops| world.family(Family::Chain(hops), split, n_pairs);
+        let rows: String = of(1).iter().zip(&of(2)).flat_map(|(a, b)| [gold(a), gold(b)]).collect();
         fs::write(dir.join(name), rows).expect("a writable folder");
     }
 }

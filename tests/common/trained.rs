@@ -13,14 +13,15 @@ use weact::{
     },
     eval::world::{
         self, World, WorldConfig,
-        question::{Question, Split},
+        gold::Form,
+        question::{Family, Question, Split},
+        tools::Library,
     },
     infer::{
         agent::{Finished, Parts, Run, Settings},
         controller::hard::{self, Hard},
         engine::Engine,
         record::Recorder,
-        tools::ToolSet,
     },
     train::{
         config,
@@ -35,7 +36,7 @@ const BACKBONE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/datasets/toy/backbo
 /// The toy world, and what its runs need.
 pub(crate) struct Toy {
     pub(crate) world: World,
-    pub(crate) tools: ToolSet,
+    pub(crate) library: Library,
     pub(crate) chat: Chat,
     pub(crate) engine: Engine,
     pub(crate) registry: Registry,
@@ -44,8 +45,8 @@ pub(crate) struct Toy {
 impl Toy {
     /// Opens the adapters in folders of `adapters`, over the toy backbone.
     pub(crate) fn open(adapters: &Path) -> Self {
-        let world = World::new(&WorldConfig::default()).expect("the default world");
-        let tools = world.tools().expect("tools");
+        let world = World::new(&WorldConfig::default().smooth()).expect("a world");
+        let library = world.library().expect("a library");
         let checkpoint = Checkpoint::open(Path::new(BACKBONE), false).expect("the toy backbone");
         let chat = Chat::open(&checkpoint.dir, ToolProtocol::Template).expect("template and tokenizer");
         let against = Against {
@@ -56,12 +57,13 @@ impl Toy {
         let (registry, warnings) = Registry::open(adapters, &against).expect("adapters");
         assert_eq!(warnings, [""; 0], "each has a card");
         let backbone = checkpoint.load(&Device::flex(), DType::F32).expect("loadable");
-        Self { world, tools, chat, engine: Engine::new(Arc::new(backbone), checkpoint.digest()), registry }
+        Self { world, library, chat, engine: Engine::new(Arc::new(backbone), checkpoint.digest()), registry }
     }
 
     /// A run of WeAct-hard.
     pub(crate) fn answer(&self, question: &Question, recorder: Recorder) -> Finished {
-        let parts = Parts { engine: &self.engine, chat: &self.chat, registry: &self.registry, tools: &self.tools };
+        let tools = self.library.tools().expect("tools");
+        let parts = Parts { engine: &self.engine, chat: &self.chat, registry: &self.registry, tools: &tools };
         let mut settings = Settings { system: Some(world::SYSTEM.to_owned()), ..Settings::default() };
         settings.budget.max_new = 64;
         let mut rules = Hard::default();
@@ -74,16 +76,19 @@ impl Toy {
 
 /// Writes gold trajectories of 256 training questions.
 pub(crate) fn write_gold(path: &Path) {
-    let world = World::new(&WorldConfig::default()).expect("the default world");
-    let tools = world.tools().expect("tools");
-    let gold = |question: &Question| serde_json::to_string(&world.gold(question, &tools).expect("gold")).expect("JSON");
+    let world = World::new(&WorldConfig::default().smooth()).expect("a world");
+    let library = world.library().expect("a library");
+    let gold = |question: &Question| {
+        let gold = world.gold(question, Form::Staged, &library.tools().expect("tools")).expect("a gold trajectory");
+        serde_json::to_string(&gold).expect("JSON")
+    };
     let rows: String = questions(&world, Split::Train, 256).iter().map(|question| gold(question) + "\n").collect();
     fs::write(path, rows).expect("a writable folder");
 }
 
 /// The first `n` questions of two hops.
 pub(crate) fn questions(world: &World, split: Split, n: usize) -> Vec<Question> {
-    world.questions(split).into_iter().filter(|question| question.hops == 2).take(n).collect()
+    world.family(Family::Chain(2), split, n)
 }
 
 /// Trains the adapter of one stage.

@@ -1,5 +1,7 @@
 //! The crate's one error type.
 
+use std::path::PathBuf;
+
 /// What can go wrong here. Messages say what, where and what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -10,6 +12,22 @@ pub enum Error {
     /// From running.
     #[error(transparent)]
     Infer(#[from] weact_infer::Error),
+    /// A configuration is wrong: exit status 2.
+    #[error("{path}: {why}")]
+    Config {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, with its line where there is one.
+        why: String,
+    },
+    /// A run directory is in a state that the command does not fit: exit status 2.
+    #[error("{path}: {why}")]
+    RunDirectory {
+        /// The directory.
+        path: PathBuf,
+        /// What is wrong and what to do.
+        why: String,
+    },
     /// Anything else, said in full.
     #[error("{0}")]
     Other(String),

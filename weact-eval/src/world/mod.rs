@@ -12,10 +12,16 @@
 pub mod facts;
 pub mod dialect;
 mod pages;
+mod compute;
+pub mod tools;
 pub mod question;
 pub mod gold;
 pub mod document;
+pub mod general;
+pub mod skill;
 pub mod grade;
+pub mod tasks;
+pub mod graph;
 pub mod tokenizer;
 pub mod checkpoint;
 
@@ -24,7 +30,7 @@ use weact_core::{Capability, stage::Stage};
 
 use crate::{Error, Result};
 use dialect::Dialects;
-use facts::{Entity, N_ENTITIES};
+use facts::{N_ENTITIES, Value};
 
 /// The system message of every trajectory and run.
 pub const SYSTEM: &str = "research";
@@ -33,7 +39,7 @@ pub const SYSTEM: &str = "research";
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct WorldConfig {
-    /// Decides facts, page order and splits.
+    /// Decides facts, addresses, splits and which calls fail.
     pub seed: u64,
     /// How many entities live in it, 4 to 48.
     pub n_entities: usize,
@@ -45,11 +51,44 @@ pub struct WorldConfig {
     pub test_share: f64,
     /// Share of relations on which the dialects differ. 0 is the negative control: merging is then nearly harmless.
     pub gamma: f64,
+    /// Share of facts that stand on no page: questions about them have no answer.
+    pub unknown_share: f64,
+    /// Share of facts whose page says them only when it is visited; a search shows its first line.
+    pub long_share: f64,
+    /// Further pages, as a share of the facts: most repeat a fact with another value.
+    pub noise: f64,
+    /// Share of queries that time out the first time they are asked in a run.
+    pub timeout_share: f64,
+    /// Share of queries that find nothing the first time they are asked in a run.
+    pub empty_share: f64,
+    /// Share of facts with another value than the world of the same seed has at 0: a policy that knows those by heart is wrong here.
+    pub shift: f64,
 }
 
 impl Default for WorldConfig {
     fn default() -> Self {
-        Self { seed: 0, n_entities: N_ENTITIES, held_out_share: 0.2, val_share: 0.1, test_share: 0.1, gamma: 1.0 }
+        Self {
+            seed: 0,
+            n_entities: N_ENTITIES,
+            held_out_share: 0.2,
+            val_share: 0.1,
+            test_share: 0.1,
+            gamma: 1.0,
+            unknown_share: 0.05,
+            long_share: 0.15,
+            noise: 0.2,
+            timeout_share: 0.05,
+            empty_share: 0.03,
+            shift: 0.0,
+        }
+    }
+}
+
+impl WorldConfig {
+    /// A world in which every call works and a search shows what it finds.
+    #[must_use]
+    pub fn smooth(self) -> Self {
+        Self { long_share: 0.0, timeout_share: 0.0, empty_share: 0.0, ..self }
     }
 }
 
@@ -58,9 +97,11 @@ impl Default for WorldConfig {
 pub struct World {
     config: WorldConfig,
     /// By subject and relation.
-    values: Vec<[Entity; facts::N_RELATIONS]>,
+    values: Vec<[Option<Value>; facts::N_RELATIONS]>,
     /// Of which entities only test questions are asked, by entity.
     held_out: Vec<bool>,
+    /// The place of each page among all, by slot.
+    places: Vec<usize>,
     dialects: Dialects,
 }
 
@@ -72,6 +113,11 @@ enum Draw {
     Splits,
     QuestionOrder,
     PageOrder,
+    Shift,
+    Unknown,
+    Long,
+    Links,
+    Noise,
 }
 
 impl World {
@@ -89,16 +135,37 @@ impl World {
             ("val_share", val_share),
             ("test_share", test_share),
             ("val_share + test_share", val_share + test_share),
+            ("unknown_share", config.unknown_share),
+            ("long_share", config.long_share),
+            ("noise", config.noise),
+            ("timeout_share + empty_share", config.timeout_share + config.empty_share),
+            ("timeout_share", config.timeout_share),
+            ("empty_share", config.empty_share),
+            ("shift", config.shift),
         ] {
             if !(0.0..=1.0).contains(&share) {
                 return Err(Error::Other(format!("{name} is {share}: a share is between 0 and 1")));
             }
         }
-        let mut world =
-            Self { config: config.clone(), values: Vec::new(), held_out: Vec::new(), dialects: Dialects::conflicting(gamma)? };
+        let mut world = Self {
+            config: config.clone(),
+            values: Vec::new(),
+            held_out: Vec::new(),
+            places: Vec::new(),
+            dialects: Dialects::conflicting(gamma)?,
+        };
         world.values = facts::draw(n_entities, &mut world.rng(Draw::Facts));
+        let rngs = [&mut world.rng(Draw::Shift), &mut world.rng(Draw::Unknown)];
+        facts::edit(&mut world.values, config.shift, config.unknown_share, rngs);
+        world.places = pages::draw_places(n_entities, &mut world.rng(Draw::PageOrder));
         world.held_out = question::draw_held_out(n_entities, held_out_share, &mut world.rng(Draw::HeldOut));
+        world.check_addresses()?;
         Ok(world)
+    }
+
+    /// What made it.
+    pub fn config(&self) -> &WorldConfig {
+        &self.config
     }
 
     /// The dialects in which plans, queries and citations are written.
@@ -108,6 +175,11 @@ impl World {
 
     fn rng(&self, draw: Draw) -> rand_chacha::ChaCha8Rng {
         stream(self.config.seed, draw as u64)
+    }
+
+    /// A generator for one of many like things: which of them are drawn, and in which order, does not matter.
+    fn rng_of(&self, draw: Draw, index: usize) -> rand_chacha::ChaCha8Rng {
+        stream(self.config.seed, ((draw as u64) << 32) | (1 + index as u64))
     }
 }
 
@@ -143,6 +215,9 @@ mod tests {
             (WorldConfig { val_share: -0.1, ..default.clone() }, "val_share is -0.1"),
             (WorldConfig { val_share: 0.6, test_share: 0.6, ..default.clone() }, "val_share + test_share is 1.2"),
             (WorldConfig { gamma: 1.5, ..default.clone() }, "gamma is 1.5"),
+            (WorldConfig { shift: -1.0, ..default.clone() }, "shift is -1"),
+            (WorldConfig { timeout_share: 0.6, empty_share: 0.6, ..default.clone() }, "timeout_share + empty_share is 1.2"),
+            (WorldConfig { noise: 0.9, ..default.clone() }, "noise is 0.9"),
         ] {
             let error = World::new(&config).expect_err("out of range").to_string();
             assert!(error.contains(why), "{error}");

@@ -6,8 +6,10 @@ use weact_core::{control, stage};
 use super::{
     SYSTEM,
     dialect::CODES,
-    facts::{Entity, Relation},
-    pages::LETTERS,
+    facts::{Entity, Relation, YEARS},
+    general,
+    pages::{ARCHIVE, N_ADDRESSES, SEE, url},
+    question::UNKNOWN,
     stages,
 };
 
@@ -30,30 +32,52 @@ const CONTROL: [(&str, bool); 9] = [
 ];
 
 /// How the format's fixed texts are cut. None holds a control token or is a tag itself: calls and turns are known by theirs.
-const FRAGMENTS: [&str; 24] = [
+const FRAGMENTS: [&str; 46] = [
     "system\n",
     "user\n",
     "assistant\n",
-    "\nload_lora offload_lora search visit",
+    "\nload_lora offload_lora search visit compute",
+    "\nsearch visit compute",
     "what is the",
+    " what is the",
+    "from ",
     " of the",
     " of",
     " ?",
+    "which has the earlier year ,",
+    " or",
+    "who is the",
+    " and the",
+    "how many years between",
+    " and",
     "step1",
     " step2",
+    " step3",
     "\n{\"name\": \"load_lora\", \"arguments\": {\"adapter\": \"",
     "\n{\"name\": \"offload_lora\", \"arguments\": {\"adapter\": \"",
     "\"}}\n",
     "\n{\"name\": \"search\", \"arguments\": {\"query\": [\"",
     "\n{\"name\": \"visit\", \"arguments\": {\"url\": [\"",
+    "\n{\"name\": \"compute\", \"arguments\": {\"expr\": \"",
     "\"]}}\n",
     "\n1. (",
     "\n2. (",
     "\n3. (",
+    "):",
+    "\n(",
+    " (",
+    "\nerror: timeout\n",
+    "\nno results\n",
+    "\n=",
+    " -",
+    " copy",
+    " reverse",
+    " sort",
+    " more",
     "cite",
     " <answer>",
-    "</answer>\n",
-    "search visit",
+    "</answer>",
+    general::SYSTEM,
     SYSTEM,
 ];
 
@@ -104,9 +128,18 @@ fn added_tokens() -> Vec<(String, bool)> {
     let words = Relation::all().map(Relation::word);
     let page_words = Relation::all().map(Relation::page_word).filter(|&word| Relation::all().all(|r| r.word() != word));
     let spaced = names.chain(words).chain(page_words).chain(CODES).map(|word| format!(" {word}"));
-    let address_ends = LETTERS.iter().map(|&letter| format!("{}):", char::from(letter)));
+    let years = YEARS.map(|year| format!(" {year}"));
+    let differences = (1..YEARS.len()).map(|n| format!(" {n}"));
+    let others = [ARCHIVE, SEE, UNKNOWN].map(|word| format!(" {word}"));
     let fragments = FRAGMENTS.iter().map(|&fragment| fragment.to_owned());
-    let ordinary = fragments.chain(exchanges).chain(spaced).chain(address_ends).map(|content| (content, false));
+    let ordinary = fragments
+        .chain(exchanges)
+        .chain(spaced)
+        .chain(others)
+        .chain(years)
+        .chain(differences)
+        .chain((0..N_ADDRESSES).map(url))
+        .map(|content| (content, false));
     ordinary.chain(CONTROL.map(|(content, special)| (content.to_owned(), special))).collect()
 }
 
@@ -149,7 +182,7 @@ mod tests {
             assert_eq!(tokenizer.token_to_id(content), Some(id), "{content:?}");
         }
         assert_eq!(tokenizer.get_vocab_size(true), vocab_size());
-        assert!(vocab_size() <= 600, "{} entries", vocab_size());
+        assert!(vocab_size() <= 1500, "{} entries", vocab_size());
         for (control, _) in CONTROL {
             assert_eq!(tokenizer.token_to_id(control), Some(control_id(control) as u32));
             assert_eq!(added.iter().filter(|token| token.contains(control)).count(), 1, "{control} is part of a fragment");
@@ -164,8 +197,10 @@ mod tests {
                 (format!("what is the {word} of the {word} of {name} ?"), 7),
                 (format!("step1 {code} step2 {word}"), 4),
                 (format!("\n{{\"name\": \"search\", \"arguments\": {{\"query\": [\" {name} {code}\"]}}}}\n"), 4),
-                (format!("\n1. (ab): {name} {word} {name} {name} {code}\n2. (xx): {name} {word} {name} {name} {word}\n"), 17),
-                (format!("cite {name} {code} {name} {name} {word} {name} <answer> {name}</answer>\n"), 10),
+                (format!("\n{{\"name\": \"compute\", \"arguments\": {{\"expr\": \" 1755 - 1742\"}}}}\n"), 5),
+                (format!("\n1. (p123): {name} {word} {name} {name} {code}\n2. (p045): {name} {word} {name} {name} {word}\n"), 17),
+                (format!("\n(p959)\n {name} {code} more\n {name} {word} {name}\n"), 12),
+                (format!("cite {name} {code} {name} {name} {word} 1742 <answer> 39</answer>"), 10),
             ] {
                 assert_eq!(tokens(&tokenizer, &text).len(), expected, "{text}: {:?}", tokens(&tokenizer, &text));
             }
