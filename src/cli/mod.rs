@@ -17,6 +17,7 @@ mod train;
 mod run;
 mod grade;
 mod eval;
+mod report;
 mod stats;
 mod search_graph;
 mod doctor;
@@ -62,6 +63,7 @@ enum Command {
     Run(run::Args),
     Grade(grade::Args),
     Eval(eval::Args),
+    Report(report::Args),
     #[command(subcommand)]
     Stats(stats::Command),
     SearchGraph(search_graph::Args),
@@ -81,6 +83,7 @@ pub(super) fn main() -> ExitCode {
         Command::Run(args) => run::run(&args, &common),
         Command::Grade(args) => grade::run(&args, &common),
         Command::Eval(args) => eval::run(&args, &common),
+        Command::Report(args) => report::run(&args, &common),
         Command::Stats(command) => stats::run(&command, &common),
         Command::SearchGraph(args) => search_graph::run(&args, &common),
         Command::Doctor(args) => doctor::run(&args, &common),

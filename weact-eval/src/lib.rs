@@ -12,6 +12,7 @@ pub mod agent_method;
 pub mod record;
 pub mod run;
 pub mod score;
+pub mod report;
 pub mod search_graph;
 pub mod world;
 
