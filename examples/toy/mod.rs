@@ -1,4 +1,6 @@
-//! How the toy's adapters and its baselines are trained: the budgets of the paper (§4.1, App. F), scaled to the toy.
+//! What the toy's examples share: how its adapters and baselines are trained, with the budgets of the paper (§4.1, App. F) scaled to
+//! the toy, and how they are evaluated.
+#![allow(dead_code, reason = "each example uses a part of it")]
 
 use std::{
     fs,
@@ -7,19 +9,24 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use burn::tensor::Device;
+use burn::tensor::{DType, Device};
 use indicatif::ProgressBar;
 use weact::{
     core::{Capability, io::atomic},
-    eval::world::{
-        World,
-        gold::{AGENT, Form},
-        question::Split,
+    eval::{
+        self,
+        record::Record,
+        run::{Existing, Progress, Rules, Selection, Store},
+        world::{
+            World,
+            gold::{AGENT, Form},
+            question::Split,
+        },
     },
     train::{
         config::{self, Kind},
         log::Event,
-        run_directory::Existing,
+        run_directory,
         sft::{self, Options, Outcome},
     },
 };
@@ -117,7 +124,7 @@ pub(crate) fn train(run: &config::Run, device: &Device) -> Result<(f64, f64)> {
             bar.inc(1);
         }
     };
-    let options = Options { existing: Existing::Refuse, allow_empty: false, tie_embeddings: false };
+    let options = Options { existing: run_directory::Existing::Refuse, allow_empty: false, tie_embeddings: false };
     let outcome = sft::train(run, options, device, &mut observe, &|| false)?;
     bar.finish_and_clear();
     match outcome {
@@ -137,4 +144,91 @@ pub(crate) fn ship(run: &config::Run, to: &Path) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Where the weights of a table are.
+#[derive(Clone, Debug)]
+pub(crate) struct Weights {
+    /// With `adapters/`, `single/` and `full/`.
+    pub(crate) dir: PathBuf,
+}
+
+impl Weights {
+    /// Those that are shipped.
+    pub(crate) fn shipped() -> Self {
+        Self { dir: Path::new(env!("CARGO_MANIFEST_DIR")).join("datasets/toy") }
+    }
+
+    /// Trains them anew into `dir`, and says how long each took.
+    #[allow(clippy::print_stdout)]
+    pub(crate) fn trained(dir: &Path) -> Result<Self> {
+        let world = World::new(&Default::default())?;
+        let work = tempfile::tempdir()?;
+        let data = write_gold(&world, N_TRAIN, work.path())?;
+        for recipe in &RECIPES {
+            let run = run(recipe, &data, work.path())?;
+            let (loss, seconds) = train(&run, &Device::flex())?;
+            println!("trained {:<16} loss {loss:.4} nats per token, {seconds:.0} s", recipe.dir);
+            ship(&run, &dir.join(recipe.dir))?;
+        }
+        Ok(Self { dir: dir.to_owned() })
+    }
+
+    /// From `--train [DIR]` on the command line: trained anew, into DIR or a folder in the target folder; else the shipped ones.
+    pub(crate) fn from_arguments() -> Result<Self> {
+        let mut arguments = std::env::args().skip_while(|argument| argument != "--train");
+        match (arguments.next(), arguments.next()) {
+            (None, _) => Ok(Self::shipped()),
+            (Some(_), dir) => Self::trained(Path::new(&dir.unwrap_or_else(|| "target/toy-weights".to_owned()))),
+        }
+    }
+
+    /// The configuration `datasets/toy/NAME` with these weights and its files where they are.
+    pub(crate) fn configuration(&self, name: &str) -> Result<eval::config::Run> {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let mut config = eval::config::Run::read(&root.join("datasets/toy").join(name))?;
+        let moved = |path: &Path| match path.strip_prefix("datasets/toy") {
+            Ok(part) if part.starts_with("adapters") || part.starts_with("single") || part.starts_with("full") => {
+                self.dir.join(part)
+            }
+            _ => root.join(path),
+        };
+        for method in &mut config.methods {
+            method.model = moved(&method.model);
+            method.adapters = method.adapters.as_deref().map(moved);
+        }
+        for benchmark in &mut config.benchmarks {
+            benchmark.file = root.join(&benchmark.file);
+        }
+        Ok(config)
+    }
+}
+
+/// Runs an evaluation into `out`, anew, with a progress bar, and gives its records; `reveal` keeps the episodes of obfuscated files too.
+pub(crate) fn evaluate(config: &eval::config::Run, out: &Path, reveal: bool) -> Result<Vec<Record>> {
+    let benches = eval::run::benches(config, &Selection::default())?;
+    let mut store = Store::open(out, &config.to_toml(), Existing::Overwrite)?;
+    let rules = Rules { seed: config.seed, retry: config.retry.clone(), reveal };
+    for prepared in eval::run::methods(config)? {
+        let method = prepared.load(&Device::flex(), DType::F32)?;
+        let bar = ProgressBar::new(benches.iter().map(|bench| bench.tasks.len() as u64).sum());
+        let mut observe = |progress: &Progress<'_>| {
+            if let Progress::Attempt { record, last } = progress {
+                bar.set_message(record.method.clone());
+                bar.inc(u64::from(*last));
+            }
+        };
+        eval::run::run(&method, &benches, &rules, &mut store, &mut observe, &|| false)?;
+        bar.finish_and_clear();
+    }
+    Ok(store.records().to_vec())
+}
+
+/// Says what a report is made of.
+pub(crate) fn provenance(config: &eval::config::Run) -> Vec<(String, String)> {
+    let text = config.to_toml().replace(env!("CARGO_MANIFEST_DIR"), ".");
+    vec![
+        ("weact".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
+        ("configuration".to_owned(), text.split_whitespace().collect::<Vec<_>>().join(" ")),
+    ]
 }

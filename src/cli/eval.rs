@@ -1,33 +1,15 @@
 //! `weact eval`.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fs,
-    io::IsTerminal,
-    path::PathBuf,
-    process::ExitCode,
-    sync::{Arc, atomic::Ordering},
-};
+use std::{collections::BTreeSet, fs, io::IsTerminal, path::PathBuf, process::ExitCode, sync::atomic::Ordering};
 
-use anyhow::Context;
 use burn::tensor::DType;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
-use weact::{
-    eval::{
-        agent_method::{self, ToolSource},
-        config::{self, GraderChoice},
-        grade::{
-            self, Grader,
-            judge::{self, Judge},
-        },
-        record::{Record, State},
-        run::{self, Bench, Existing, Progress, Rules, Selection, Store},
-        score::{self, Score},
-        suite,
-        world::{World, grade::WorldGrader},
-    },
-    infer::remote,
+use weact::eval::{
+    config,
+    record::{Record, State},
+    run::{self, Bench, Existing, Progress, Rules, Selection, Store},
+    score::{self, Score},
 };
 
 use super::{Common, Say, exit::Usage, train::interrupt_flag};
@@ -77,10 +59,8 @@ pub(super) fn run(args: &Args, common: &Common) -> anyhow::Result<ExitCode> {
     let mut config = config::Run::read(&args.run)?;
     config.seed = common.seed.unwrap_or(config.seed);
     let selection = Selection { limit: args.limit, ids: ids(args)?, shard: args.shard };
-    let judge = judge(&config)?;
-    let benches = benches(&config, &selection, judge.as_ref())?;
+    let benches = run::benches(&config, &selection)?;
     for bench in &benches {
-        grade::audit(&*bench.grader)?;
         if bench.benchmark.is_secret() && !args.reveal {
             say.note(&format!("{}: its texts are stored obfuscated, and no episodes (--reveal)", bench.name));
         }
@@ -97,25 +77,13 @@ pub(super) fn run(args: &Args, common: &Common) -> anyhow::Result<ExitCode> {
         say.note(&format!("{n} records graded again; the old ones are in records.before-regrade.jsonl"));
         return report(store.records(), &benches, args, say);
     }
-    let mut tools = BTreeMap::new();
-    for task in &config.benchmarks {
-        let world = task.world.as_ref().or(config.tools.world.as_ref());
-        tools.insert(task.name(), ToolSource::open(&config.tools.spec, world)?);
-    }
-    // Every method's files are looked at before the first one runs.
-    let prepared = config
-        .methods
-        .iter()
-        .map(|method| {
-            agent_method::prepare(method, &config.agent, tools.clone()).with_context(|| format!("method {:?}", method.name))
-        })
-        .collect::<anyhow::Result<Vec<_>>>()?;
+    let methods = run::methods(&config)?;
     let (device_name, device) = common.device.open()?;
     let mut store = Store::open(&config.out, &config.to_toml(), existing)?;
     say.note(&format!("running on {device_name}"));
     let stop = interrupt_flag()?;
     let interrupted = || stop.load(Ordering::Relaxed);
-    for prepared in prepared {
+    for prepared in methods {
         prepared.warnings.iter().for_each(|warning| say.warn(warning));
         let method = prepared.load(&device, args.dtype)?;
         let mut bar = Bar::new(say);
@@ -137,42 +105,6 @@ fn ids(args: &Args) -> anyhow::Result<Option<BTreeSet<String>>> {
         return Err(Usage(format!("{}: holds no id", path.display())).into());
     }
     Ok(Some(ids))
-}
-
-fn judge(config: &config::Run) -> anyhow::Result<Option<Arc<Judge>>> {
-    let Some(judge) = &config.judge else { return Ok(None) };
-    let settings = remote::Settings { key_env: judge.key_env.clone(), ..remote::Settings::new(&judge.url, &judge.model) };
-    let client = remote::Client::new(settings).map_err(|error| Usage(format!("[judge] {error}")))?;
-    let settings = judge::Settings { votes: judge.votes, seed: config.seed, ..judge::Settings::default() };
-    Ok(Some(Arc::new(Judge::new(Box::new(client), settings)?)))
-}
-
-/// Tasks and graders. Ids that no benchmark knows are refused.
-fn benches(config: &config::Run, selection: &Selection, judge: Option<&Arc<Judge>>) -> anyhow::Result<Vec<Bench>> {
-    let mut unknown = selection.ids.clone().unwrap_or_default();
-    let mut benches = Vec::new();
-    for task in &config.benchmarks {
-        let name = task.name();
-        let mut tasks = suite::read(task.benchmark, &task.file)?;
-        if task.grader == GraderChoice::Official {
-            tasks = agent_method::asked(task.benchmark, tasks);
-        }
-        unknown.retain(|id| tasks.iter().all(|task| task.id != *id));
-        tasks.truncate(task.limit.unwrap_or(usize::MAX));
-        let tasks = run::select(tasks, selection, &name).map_err(|error| Usage(error.to_string()))?;
-        let grader: Box<dyn Grader> = match task.grader {
-            GraderChoice::World => {
-                let world = task.world.as_ref().or(config.tools.world.as_ref()).expect("the configuration was checked");
-                Box::new(WorldGrader::new(World::new(world)?))
-            }
-            GraderChoice::Official => grade::grader(task.benchmark, judge.cloned(), grade::Options::default())?,
-        };
-        benches.push(Bench { name, benchmark: task.benchmark, tasks, grader });
-    }
-    if let Some(id) = unknown.first() {
-        return Err(Usage(format!("--ids: no benchmark has the task {id:?} ({} unknown ids)", unknown.len())).into());
-    }
-    Ok(benches)
 }
 
 /// What came of it, over all records of the directory.

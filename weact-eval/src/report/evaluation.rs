@@ -105,7 +105,7 @@ fn further_scores(scores: &[Score]) -> Vec<Table> {
         header.push("Avg.".to_owned());
         Table {
             name: format!("score-{name}"),
-            title: format!("Mean score `{name}` (%)"),
+            title: format!("Mean score: {name} (%)"),
             caption: String::new(),
             header,
             rows: methods(scores).iter().map(row).collect(),
@@ -129,7 +129,7 @@ fn paired(records: &[Record], scores: &[Score]) -> Result<Table> {
                 Cell::of(points(result.delta)),
                 Cell::of(format!("[{}, {}]", points(result.bootstrap95.0), points(result.bootstrap95.1))),
                 Cell::of(format!("{}/{}", result.b, result.c)),
-                Cell::of(format!("{:.4}", result.mcnemar_p)),
+                Cell::of(if result.mcnemar_p < 1e-4 { "<0.0001".to_owned() } else { format!("{:.4}", result.mcnemar_p) }),
                 Cell::of(verdict.as_str().unwrap_or_default().replace('_', " ")),
                 Cell::of(if result.equivalent { "yes" } else { "no" }),
             ]);

@@ -2,6 +2,7 @@
 //! it was in.
 
 mod plan;
+mod setup;
 mod store;
 
 use std::time::Instant;
@@ -11,6 +12,7 @@ use sha2::{Digest, Sha256};
 use weact_core::io::tensors::hex;
 
 pub use plan::{Selection, select};
+pub use setup::{benches, methods};
 pub use store::{Existing, Store, benchmark_part, episode_file, method_part, read};
 
 use crate::{
