@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     io::{self, IsTerminal},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::ExitCode,
 };
 
@@ -17,7 +17,7 @@ use weact::{
         tokenizer::Tokenizer,
         trajectory,
     },
-    train::config,
+    train::{config, data},
 };
 
 use super::{Common, exit::Usage};
@@ -96,6 +96,34 @@ pub(super) fn run(args: &Args, common: &Common) -> anyhow::Result<ExitCode> {
         ),
         _ => Ok(ExitCode::SUCCESS),
     }
+}
+
+/// Writes the samples of one capability as parquet, and says what was left out.
+pub(super) fn export(args: &Args, out: &Path, common: &Common) -> anyhow::Result<ExitCode> {
+    let Some(capability) = &args.capability else {
+        return Err(Usage("data export needs --capability NAME: a file holds the samples of one".to_owned()).into());
+    };
+    let chat = Chat::open(&args.model, args.tool_protocol)?;
+    let rows = trajectory::read(&args.file)?;
+    let retention = Retention { keep_tool_result: args.keep_tool_result, clip_tool_result: args.clip_tool_result };
+    let rules = Rules { retention, max_length: args.max_length, require_exit: true };
+    let found = [(capability, samples(&chat, &rows, capability, rules)?)];
+    let empty = empty_rows(&rows, &found);
+    if let Some((id, why)) = empty.first().filter(|_| !args.allow_empty) {
+        anyhow::bail!(
+            "{}: {} of {} rows would train nothing, the first is {id:?}: {why}; mend or remove them, or pass --allow-empty",
+            args.file.display(),
+            empty.len(),
+            rows.len()
+        );
+    }
+    let [(_, samples)] = &found;
+    data::write_parquet(out, &samples.kept)?;
+    let text = format!("{}{} samples -> {}", counts(capability, samples), samples.kept.len(), out.display());
+    let summary = json!({"out": out, "samples": samples.kept.len(), "rows": rows.len(), "capability": capability,
+        "counts": counts_json(samples), "empty_rows": empty.iter().map(|(id, why)| json!({"id": id, "why": why})).collect::<Vec<_>>()});
+    common.say.summary(&text, &summary)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// The trajectory of a sample's id, `trajectory id#span index`, or of a whole row's.

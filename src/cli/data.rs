@@ -13,7 +13,8 @@ use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use weact::{
     core::{Error, Trajectory, stage::Stage, trajectory},
-    train::data::{self, Format, Rules},
+    infer::remote::{Client, Settings},
+    train::data::{self, Format, Rules, annotate},
 };
 
 use super::{Common, check, exit::Usage};
@@ -24,15 +25,26 @@ pub(super) enum Command {
     Import(Import),
     Label(Label),
     Check(check::Args),
+    Export(Export),
+}
+
+/// Writes the samples of one capability for other trainers
+#[derive(Debug, clap::Args)]
+pub(super) struct Export {
+    #[command(flatten)]
+    samples: check::Args,
+    /// A parquet file with the columns input_ids, labels and id
+    #[arg(long, value_name = "FILE.parquet")]
+    out: PathBuf,
 }
 
 /// Reads conversations of another format into trajectories
 #[derive(Debug, clap::Args)]
 pub(super) struct Import {
-    /// openai, hermes or sharegpt
+    /// openai, hermes, sharegpt, mcp-xml, dr-tulu or swe-agent
     #[arg(long, value_name = "FORMAT")]
     from: Format,
-    /// A JSON array or a JSONL file
+    /// A JSON array, a JSONL file, or a file of one object
     #[arg(value_name = "IN")]
     input: PathBuf,
     /// One trajectory a line
@@ -55,9 +67,15 @@ pub(super) struct Label {
     /// A TOML file that says which tools retrieve and what the stages are called
     #[arg(long, value_name = "FILE")]
     rules: Option<PathBuf>,
-    /// Who labels: rules
-    #[arg(long, default_value = "rules", value_name = "WHO")]
+    /// Who labels: rules, or the model behind an OpenAI-compatible endpoint
+    #[arg(long, default_value = "rules", value_name = "rules|URL")]
     annotator: String,
+    /// The annotator's model
+    #[arg(long, value_name = "M")]
+    annotator_model: Option<String>,
+    /// The environment variable that holds the annotator's API key
+    #[arg(long, value_name = "VAR")]
+    annotator_key_env: Option<String>,
     /// Insert the load and offload calls around each stage
     #[arg(long)]
     weave: bool,
@@ -81,31 +99,38 @@ pub(super) fn run(command: &Command, common: &Common) -> anyhow::Result<ExitCode
         Command::Import(args) => import(args, common),
         Command::Label(args) => label(args, common),
         Command::Check(args) => check::run(args, common),
+        Command::Export(args) => check::export(&args.samples, &args.out, common),
     }
 }
 
 fn import(args: &Import, common: &Common) -> anyhow::Result<ExitCode> {
     let imported = data::import(&args.input, args.from)?;
     let dropped = imported.dropped.into_iter().map(|d| Dropped { row: Some(d.row), id: d.id, reason: d.reason }).collect();
-    let account = Account { input: &args.input, out: &args.out, kept: imported.trajectories, dropped };
+    let account = Account { input: &args.input, out: &args.out, kept: imported.trajectories, dropped, labeller: None };
     account.write(args.allow_empty, common)
 }
 
 fn label(args: &Label, common: &Common) -> anyhow::Result<ExitCode> {
-    if args.annotator != "rules" {
-        let why =
-            if args.annotator.contains("://") { "annotation by a model is not available in this version" } else { "unknown" };
-        return Err(Usage(format!("--annotator {}: {why}; use rules", args.annotator)).into());
-    }
+    let annotator = annotator(args)?;
     let rules: Rules = args.rules.as_deref().map(read_toml).transpose()?.unwrap_or_default();
     let stages = match args.stages.as_deref().map(read_toml::<Stages>).transpose()? {
         Some(file) => file.stages,
         None => [&rules.plan, &rules.search, &rules.write].map(Stage::builtin).into(),
     };
-    let mut account = Account { input: &args.input, out: &args.out, kept: Vec::new(), dropped: Vec::new() };
+    let labeller = match &annotator {
+        Some(client) => json!({"annotator": client.model(), "policy": annotate::policy_digest(&rules)}),
+        None => json!({"annotator": "rules"}),
+    };
+    let labeller = Some(labeller);
+    let mut account = Account { input: &args.input, out: &args.out, kept: Vec::new(), dropped: Vec::new(), labeller };
     for row in trajectory::read(&args.input)? {
         let id = row.id.clone();
-        let labelled = data::label(row, &rules);
+        let labelled = match &annotator {
+            Some(client) => annotate::annotate(row, &rules, &mut |prompt| {
+                client.complete(None, prompt, common.seed).map(|reply| reply.text).map_err(|error| error.to_string())
+            }),
+            None => data::label(row, &rules),
+        };
         let made =
             labelled.and_then(|row| if args.weave { data::weave(row, &stages).map_err(|e| e.to_string()) } else { Ok(row) });
         match made {
@@ -114,6 +139,24 @@ fn label(args: &Label, common: &Common) -> anyhow::Result<ExitCode> {
         }
     }
     account.write(args.allow_empty, common)
+}
+
+/// The client of `--annotator URL`.
+fn annotator(args: &Label) -> anyhow::Result<Option<Client>> {
+    if args.annotator == "rules" {
+        if args.annotator_model.is_some() || args.annotator_key_env.is_some() {
+            return Err(Usage("--annotator-model and --annotator-key-env go with --annotator URL".to_owned()).into());
+        }
+        return Ok(None);
+    }
+    if !args.annotator.contains("://") {
+        return Err(Usage(format!("--annotator {}: use rules or the URL of an endpoint", args.annotator)).into());
+    }
+    let Some(model) = &args.annotator_model else {
+        return Err(Usage("--annotator URL needs --annotator-model M".to_owned()).into());
+    };
+    let settings = Settings { key_env: args.annotator_key_env.clone(), ..Settings::new(&args.annotator, model) };
+    Ok(Some(Client::new(settings).map_err(|error| Usage(error.to_string()))?))
 }
 
 /// A configuration in TOML; what is wrong with it is the command line's fault.
@@ -138,12 +181,14 @@ struct Account<'a> {
     out: &'a Path,
     kept: Vec<Trajectory>,
     dropped: Vec<Dropped>,
+    /// Who labelled, where someone did.
+    labeller: Option<Value>,
 }
 
 impl Account<'_> {
     /// Writes what was kept and says what was not.
     fn write(self, allow_empty: bool, common: &Common) -> anyhow::Result<ExitCode> {
-        let Self { input, out, kept, dropped } = self;
+        let Self { input, out, kept, dropped, labeller } = self;
         let mut reasons: BTreeMap<String, usize> = BTreeMap::new();
         for row in &dropped {
             *reasons.entry(kind(&row.reason)).or_insert(0) += 1;
@@ -167,7 +212,7 @@ impl Account<'_> {
         let text =
             format!("{} of {n_rows} rows kept, {} dropped{stages} -> {}{counted}", kept.len(), dropped.len(), out.display());
         let summary = json!({"rows": n_rows, "kept": kept.len(), "dropped": dropped.len(), "reasons": reasons, "spans": spans,
-            "dropped_rows": rows, "out": out});
+            "dropped_rows": rows, "labeller": labeller, "out": out});
         common.say.summary(&text, &summary)?;
         Ok(ExitCode::SUCCESS)
     }

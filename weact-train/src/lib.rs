@@ -16,6 +16,7 @@ pub mod checkpoint;
 pub mod log;
 pub mod run_directory;
 pub mod sft;
+pub mod flops;
 pub mod merge;
 mod error;
 

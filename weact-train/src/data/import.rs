@@ -14,7 +14,7 @@ use weact_core::{
     trajectory::Trajectory,
 };
 
-use super::{hermes, openai, pairing, sharegpt, tags};
+use super::{dr_tulu, hermes, mcp_xml, openai, pairing, sharegpt, swe_agent, tags};
 use crate::{Error, Result};
 
 /// The form in which a file holds conversations.
@@ -26,6 +26,12 @@ pub enum Format {
     Hermes,
     /// `conversations` of `from` and `value` with `function_call` and `observation` turns (LLaMA-Factory).
     ShareGpt,
+    /// `messages` whose text holds `<use_mcp_tool>`, the tools in the system prompt, observations as user messages (MiroThinker).
+    McpXml,
+    /// `messages` whose text holds `<call_tool>` and `<tool_output>` (DR Tulu).
+    DrTulu,
+    /// One `.traj` file of SWE-agent: an object with a `history`.
+    SweAgent,
 }
 
 /// What [`import`] made of a file: every row is in one of the two lists.
@@ -64,15 +70,17 @@ impl FromStr for Format {
             "openai" => Ok(Self::OpenAi),
             "hermes" => Ok(Self::Hermes),
             "sharegpt" => Ok(Self::ShareGpt),
-            "mcp-xml" | "dr-tulu" | "swe-agent" => {
-                Err(Error::Other(format!("the format {name} is not read by this version: use openai, hermes or sharegpt")))
+            "mcp-xml" => Ok(Self::McpXml),
+            "dr-tulu" => Ok(Self::DrTulu),
+            "swe-agent" => Ok(Self::SweAgent),
+            _ => {
+                Err(Error::Other(format!("unknown format {name:?}: use openai, hermes, sharegpt, mcp-xml, dr-tulu or swe-agent")))
             }
-            _ => Err(Error::Other(format!("unknown format {name:?}: use openai, hermes or sharegpt"))),
         }
     }
 }
 
-/// Reads the conversations of a JSON array or a JSONL file.
+/// Reads the conversations of a JSON array, a JSONL file, or a file of one object.
 ///
 /// An assistant's `<think>` block at the start of its text becomes `reasoning_content`, without the line breaks around it;
 /// other text stays as it is. Every call gets an id (`call_<turn>_<i>` where there is none), every result the id of its call,
@@ -115,6 +123,13 @@ pub fn import(path: &Path, format: Format) -> Result<Imported> {
 /// Calls `visit` with every row's number, from 1, and value. JSONL lines end at `\n` alone: strings may hold any other break.
 fn each_row(path: &Path, text: &str, mut visit: impl FnMut(usize, Value)) -> Result<()> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    // One object over several lines.
+    if text.trim_start().starts_with('{') && text.trim().contains('\n') {
+        if let Ok(value @ Value::Object(_)) = serde_json::from_str(text) {
+            visit(1, value);
+            return Ok(());
+        }
+    }
     let Some(mut rest) = text.trim_start().strip_prefix('[') else {
         for (i, line) in text.split('\n').enumerate() {
             let line = line.trim();
@@ -165,6 +180,9 @@ fn conversation(row: Map<String, Value>, format: Format) -> std::result::Result<
         Format::OpenAi => openai::read(row),
         Format::Hermes => hermes::read(row),
         Format::ShareGpt => sharegpt::read(row),
+        Format::McpXml => mcp_xml::read(row),
+        Format::DrTulu => dr_tulu::read(row),
+        Format::SweAgent => swe_agent::read(row),
     }
 }
 
@@ -264,7 +282,7 @@ mod tests {
     #[test]
     fn a_format_has_its_name_on_the_command_line() {
         assert_eq!("sharegpt".parse::<Format>().expect("a known name"), Format::ShareGpt);
-        for (name, why) in [("mcp-xml", "not read by this version"), ("json", "unknown format \"json\"")] {
+        for (name, why) in [("mcp", "unknown format \"mcp\""), ("json", "use openai, hermes, sharegpt")] {
             assert!(name.parse::<Format>().expect_err(name).to_string().contains(why));
         }
     }
