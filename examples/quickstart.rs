@@ -1,217 +1,97 @@
-//! The whole of WeAct on a laptop: trains three adapters over the shipped toy backbone, lets an agent switch between them, and
-//! compares that with the backbone alone and with the plain sum of the adapters.
+//! The whole of WeAct on a laptop: trains three adapters over the shipped toy backbone, lets an agent that switches between them and
+//! the backbone alone answer the same questions, and makes the table and the page.
 //!
 //! ```text
 //! cargo run --release --example quickstart
 //! ```
 //!
-//! Exits with status 1 unless WeAct-hard answers at least twelve of the twenty questions and clearly more than the other two.
+//! Records, tables, figures and `report.html` go to `target/quickstart`. Exits with status 1 unless WeAct-hard is clearly better than the base.
 #![allow(clippy::print_stdout)]
 
-use std::{
-    collections::BTreeMap,
-    path::{Path, PathBuf},
-    process::ExitCode,
-    sync::Arc,
-    time::Instant,
-};
+mod toy;
 
-use anyhow::Result;
-use burn::tensor::{DType, Device};
-use indicatif::ProgressBar;
+use std::{fs, path::Path, process::ExitCode, time::Instant};
+
+use anyhow::{Context, Result};
+use burn::tensor::Device;
 use weact::{
     core::{
-        Adapter, Capability,
-        adapter::PlainFactors,
-        chat::{Chat, ToolProtocol},
-        episode::{Author, Event},
-        io::{atomic, checkpoint::Checkpoint, peft},
-        lora::Module,
+        episode::{Event, Line},
         message::Role,
-        registry::{Entry, Registry},
-        stage::Stage,
     },
-    eval::world::{
-        self, World, WorldConfig,
-        gold::Form,
-        question::{Question, Split},
-    },
-    infer::{
-        agent::{Finished, Parts, Run, Settings},
-        controller::hard::{self, Hard},
-        engine::Engine,
-        record::Recorder,
-    },
-    train::{
-        config,
-        log::Event as TrainingEvent,
-        merge,
-        run_directory::Existing,
-        sft::{self, Options},
+    eval::{
+        config::Policy,
+        report::{self, Format},
+        run::episode_file,
+        score,
+        world::World,
     },
 };
 
-const BACKBONE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/datasets/toy/backbone");
-const N_TRAIN: usize = 480;
-const N_QUESTIONS: usize = 20;
-const ENOUGH: usize = 12;
-const CLEARLY_MORE: usize = 6;
+/// Training questions; the shipped adapters have more.
+const N_TRAIN: usize = 600;
+/// How much better, in points, the average has to be.
+const CLEARLY: f64 = 30.0;
 
 fn main() -> Result<ExitCode> {
     let begun = Instant::now();
-    let out = tempfile::tempdir()?;
-    let world = World::new(&WorldConfig::default())?;
-    let library = world.library()?;
+    let out = Path::new("target/quickstart");
+    let work = tempfile::tempdir()?;
 
     println!("1. Gold trajectories of {N_TRAIN} training questions.");
-    let data = out.path().join("train.jsonl");
-    let gold: Vec<_> = balanced(&world, Split::Train, N_TRAIN)
-        .iter()
-        .map(|q| world.gold(q, Form::Staged, &library.tools()?))
-        .collect::<Result<_, _>>()?;
-    let lines: Vec<String> = gold.iter().map(serde_json::to_string).collect::<Result<_, _>>()?;
-    atomic::write_text(&data, &(lines.join("\n") + "\n"))?;
+    let world = World::new(&Default::default())?;
+    let data = toy::write_gold(&world, N_TRAIN, work.path())?;
 
     println!("2. One adapter per capability, each trained on its own tokens and its exit call.");
-    let device = Device::flex();
-    let mut adapters = Vec::new();
-    for (stage, rank) in world::stages().into_iter().zip([8, 16, 8]) {
-        let adapter = train(&stage, rank, &data, out.path(), &device)?;
-        adapters.push((stage, adapter));
+    for recipe in toy::RECIPES.iter().filter(|recipe| recipe.dir.starts_with("adapters/")) {
+        let (loss, seconds) = toy::train(&toy::run(recipe, &data, work.path())?, &Device::flex())?;
+        let rank = recipe.rank.context("an adapter has a rank")?;
+        println!("   {:<7} rank {rank:>2}, loss {loss:.4} nats per token, {seconds:.0} s", recipe.capability);
     }
 
-    println!("3. {N_QUESTIONS} questions about unseen combinations, one agent, three sets of weights.\n");
-    let checkpoint = Checkpoint::open(Path::new(BACKBONE), false)?;
-    let chat = Chat::open(&checkpoint.dir, ToolProtocol::Template)?;
-    let engine = Engine::new(Arc::new(checkpoint.load(&device, DType::F32)?), checkpoint.digest());
-    let sum = merge::additive(&adapters.iter().map(|(_, a)| a).collect::<Vec<_>>())?;
-    let registry_of = |weights: &dyn Fn(&Adapter) -> Result<Adapter>| -> Result<Registry> {
-        let mut registry = Registry::default();
-        for (stage, adapter) in &adapters {
-            registry.register(Entry { stage: stage.clone(), adapter: Arc::new(weights(adapter)?), card: None })?;
-        }
-        Ok(registry)
-    };
-    let methods = [
-        ("base", registry_of(&|a| without_effect(a))?),
-        ("sum of adapters", registry_of(&|_| Ok(sum.clone()))?),
-        ("WeAct-hard", registry_of(&|a| Ok(a.clone()))?),
-    ];
-    let questions = balanced(&world, Split::Test, N_QUESTIONS);
-    let mut right = BTreeMap::new();
-    for (name, registry) in &methods {
-        let bar = ProgressBar::new(N_QUESTIONS as u64);
-        for (i, question) in questions.iter().enumerate() {
-            let tools = library.tools()?;
-            let parts = Parts { engine: &engine, chat: &chat, registry, tools: &tools };
-            let finished = answer(parts, question)?;
-            let report = report(&finished);
-            let grade = world.grade(question, &report);
-            *right.entry(*name).or_insert(0) += usize::from(grade.right);
-            if i == 1 {
-                bar.suspend(|| show(name, question, &finished, grade.right));
-            }
-            bar.inc(1);
-        }
-        bar.finish_and_clear();
-    }
-    println!("{:<18}answered right (value, and relations cited in the writer's dialect)", "");
-    for (name, _) in &methods {
-        println!("{name:<18}{:>2} of {N_QUESTIONS}", right[name]);
-    }
-    println!("\n{:.0} s in all", begun.elapsed().as_secs_f64());
-    let switching = right["WeAct-hard"];
-    let passed = switching >= ENOUGH && [right["base"], right["sum of adapters"]].iter().all(|r| switching >= r + CLEARLY_MORE);
+    println!("3. Questions about unseen combinations, in the formats of eight benchmarks, for the base and for WeAct-hard.");
+    let weights = toy::Weights { dir: work.path().to_owned() };
+    let mut config = weights.configuration("table1.toml")?;
+    config.methods.retain(|method| method.name == "Base" || method.policy == Policy::Hard);
+    config.benchmarks.iter_mut().for_each(|benchmark| benchmark.limit = Some(20));
+    let records = toy::evaluate(&config, &out.join("run"), false)?;
+    show(out, &config.methods.last().context("two methods")?.name)?;
+
+    let report = report::evaluation("Quickstart: switching weights in the toy world", &records, toy::provenance(&config))?;
+    report.write(out)?;
+    let table = &report.tables[0];
+    println!("{}\n{}{}", table.title, table.render(Format::Terminal), table.caption);
+    println!("\n{} has all tables and figures; {:.0} s in all", out.join("report.html").display(), begun.elapsed().as_secs_f64());
+
+    let scores = score::scores(&records)?;
+    let names: Vec<String> = config.benchmarks.iter().map(|benchmark| benchmark.name()).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let average =
+        |method: &str| score::average(&scores, method, &names).map(|mean| 100.0 * mean.mean).context("every task was asked");
+    let passed = average("WeAct-hard")? >= average("Base")? + CLEARLY;
     Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The first `n` questions of a split.
-fn balanced(world: &World, split: Split, n: usize) -> Vec<Question> {
-    world.questions(split, n)
-}
-
-/// Trains one adapter as `weact train` does, with a progress bar.
-fn train(stage: &Stage, rank: usize, data: &Path, out: &Path, device: &Device) -> Result<Adapter> {
-    let begun = Instant::now();
-    let dir = out.join(stage.alias.as_str());
-    let run = config::Run {
-        kind: config::Kind::Lora,
-        model: PathBuf::from(BACKBONE),
-        data: vec![data.to_owned()],
-        capability: Some(stage.alias.clone()),
-        capabilities: Vec::new(),
-        out: dir.clone(),
-        lora: config::Lora { rank, alpha: 2.0 * rank as f64, ..Default::default() },
-        train: config::Train { steps: Some(120), batch_rows: 16, max_length: 512, lr: 5e-3, warmup: 10.0, ..Default::default() },
-        context: Default::default(),
-        valid: None,
-    };
-    let bar = ProgressBar::new(120);
-    let mut last = 0.0;
-    let mut observe = |event: &TrainingEvent| {
-        if let TrainingEvent::Step(step) = event {
-            last = step.loss.unwrap_or(last);
-            bar.inc(1);
-        }
-    };
-    let options = Options { existing: Existing::Refuse, allow_empty: false, tie_embeddings: false };
-    sft::train(&run, options, device, &mut observe, &|| false)?;
-    bar.finish_and_clear();
-    println!(
-        "   {:<7} rank {rank:>2}, loss {last:.4} nats per token, {:.0} s",
-        stage.alias.as_str(),
-        begun.elapsed().as_secs_f64()
-    );
-    Ok(peft::read(&dir)?)
-}
-
-/// The same adapter with `B = 0`: under it every token is the backbone's.
-fn without_effect(adapter: &Adapter) -> Result<Adapter> {
-    let silent = |(module, f): (&Module, &PlainFactors)| (*module, PlainFactors { b: vec![0.0; f.b.len()], ..f.clone() });
-    Ok(Adapter::new(adapter.config().clone(), adapter.plain().iter().map(silent).collect())?)
-}
-
-fn answer(parts: Parts<'_>, question: &Question) -> Result<Finished> {
-    let mut settings = Settings { system: Some(world::SYSTEM.to_owned()), ..Settings::default() };
-    settings.budget.max_new = 64;
-    let mut rules = Hard::default();
-    rules.workflow[1].max_turns = 6;
-    let mut observe = |_: &Event| {};
-    let run = Run::begin(parts, settings, "hard", &question.text, Recorder::new(question.id.clone()), &mut observe, &|| false)?;
-    Ok(hard::run(run, &rules)?)
-}
-
-/// The last text that the policy wrote.
-fn report(finished: &Finished) -> String {
-    let messages = finished.recorder.events().iter().rev().filter_map(|e| if let Event::Message(m) = e { Some(m) } else { None });
-    let mut by_model = messages.filter(|m| m.author == Author::Model && !m.message.content.is_empty());
-    by_model.next().map(|m| m.message.content.clone()).unwrap_or_default()
-}
-
-fn show(method: &str, question: &Question, finished: &Finished, right: bool) {
-    println!("   {method}: {}", question.text);
-    for event in finished.recorder.events() {
-        match event {
-            Event::Message(m) if m.message.role == Role::Assistant => {
-                let route = m.route.as_deref().map_or("harness", |r| r.split('@').next().unwrap_or(r));
-                let calls: Vec<String> =
-                    m.message.tool_calls.iter().map(|c| format!("{}{}", c.name, serde_json::json!(c.arguments))).collect();
-                println!("     {route:<8} {}", short(&format!("{} {}", m.message.content, calls.join(" "))));
-            }
-            Event::Message(m) if m.message.role == Role::Tool && m.message.name.as_deref() == Some("search") => {
-                println!("     {:<8} {}", "", short(m.message.content.lines().next().unwrap_or_default()));
-            }
-            _ => {}
-        }
+/// Prints one run of a method: who wrote what.
+fn show(out: &Path, method: &str) -> Result<()> {
+    let text = fs::read_to_string(out.join("run/episodes").join(episode_file(method)))?;
+    let lines: Vec<Line> = text.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
+    let first = &lines.first().context("an episode")?.episode;
+    println!();
+    for line in lines.iter().filter(|line| line.episode == *first) {
+        let Event::Message(m) = &line.event else { continue };
+        let calls: Vec<String> =
+            m.message.tool_calls.iter().map(|c| format!("{}{}", c.name, serde_json::json!(c.arguments))).collect();
+        let who = match (m.message.role, &m.route) {
+            (Role::Assistant, Some(route)) => route.split('@').next().unwrap_or(route).to_owned(),
+            (Role::Assistant, None) => "harness".to_owned(),
+            (Role::Tool, _) if m.message.name.as_deref().is_some_and(|name| name.ends_with("_lora")) => continue,
+            (role, _) => format!("{role:?}").to_lowercase(),
+        };
+        let text = format!("{} {}", m.message.content, calls.join(" "));
+        let short: String = text.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(100).collect();
+        println!("   {who:<8} {short}");
     }
-    let stages: Vec<String> =
-        finished.outcome.stages.iter().map(|(k, cause): &(Capability, _)| format!("{k} {cause:?}")).collect();
-    let answer = finished.outcome.answer.as_deref().unwrap_or_default();
-    println!("     {}; answer {:?}, {}\n", stages.join(", "), short(answer), if right { "right" } else { "wrong" });
-}
-
-/// On one line and not too long.
-fn short(text: &str) -> String {
-    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    words.chars().take(90).collect()
+    println!();
+    Ok(())
 }

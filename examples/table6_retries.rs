@@ -20,8 +20,8 @@ use weact::eval::{
 fn main() -> Result<()> {
     let mut config = toy::Weights::from_arguments()?.configuration("table1.toml")?;
     config.benchmarks.retain(|task| ["gaia", "2wiki", "webwalkerqa"].contains(&task.benchmark.name()));
-    config.agent.temperature = 1.3;
-    config.agent.max_turns = 7;
+    config.agent.temperature = 1.0;
+    config.agent.max_turns = 5;
     config.retry.attempts = 4;
     let out = Path::new("target/toy/table6");
     let records = toy::evaluate(&config, &out.join("run"), false)?;

@@ -470,7 +470,7 @@ fn too_long_rows_beyond_the_allowed_share_are_refused() {
     let of_length = |more: &str| format!("capability = \"search\"\ntrain.max_length = 118\n{more}");
     configure(&folder, "short", &of_length(""));
     let second = trajectory::read(&folder.path().join("train.jsonl")).expect("rows").swap_remove(1); // the first of two hops
-    let row = format!("{}#1 needs 119 tokens, max_length is 118", second.id);
+    let row = format!("{}#1 needs 120 tokens, max_length is 118", second.id);
     refused(&folder, "short.toml", 1, &["8 of 16 stages are too long, more than the 1%", &row, " and 3 more", "max_lost"]);
     assert!(!folder.path().join("short").exists());
     configure(&folder, "allowed", &of_length("train.max_lost = 0.5\n"));

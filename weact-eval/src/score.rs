@@ -1,6 +1,6 @@
 //! Records to scores: what tables and figures are made of.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use serde::Serialize;
 use weact_core::stats::{self, Mean, Outcome, Paired, Z95};
@@ -29,9 +29,9 @@ pub struct Score {
     pub wilson: Option<(f64, f64)>,
     /// Share of right answers among the tasks that were graded: without errors and judge errors.
     pub accuracy_graded: Option<f64>,
-    /// Share of right answers after the first attempt.
+    /// Share of right answers after the first attempt; `None` where a task's first attempt is missing.
     pub first_accuracy: Option<f64>,
-    /// Share of tasks with more than one attempt (Table 6).
+    /// Share of tasks with a retry (Table 6).
     pub retry_share: Option<f64>,
     /// Mean of each further score over the tasks whose last attempt has it.
     pub scores: BTreeMap<String, f64>,
@@ -53,7 +53,7 @@ type Attempts<'a> = BTreeMap<usize, &'a Record>;
 /// The scores of `records`, in the order in which methods and benchmarks first occur.
 ///
 /// # Errors
-/// If an attempt stands twice.
+/// If an attempt stands twice, or tokens can't be counted.
 pub fn scores(records: &[Record]) -> Result<Vec<Score>> {
     let mut groups: Vec<((&str, &str), BTreeMap<&str, Attempts<'_>>)> = Vec::new();
     for record in records {
@@ -67,10 +67,10 @@ pub fn scores(records: &[Record]) -> Result<Vec<Score>> {
             return Err(Error::Other(format!("attempt {attempt} of task {task:?} of {benchmark} by {method} stands twice")));
         }
     }
-    Ok(groups.iter().map(|((method, benchmark), tasks)| score(method, benchmark, tasks)).collect())
+    groups.iter().map(|((method, benchmark), tasks)| score(method, benchmark, tasks)).collect()
 }
 
-fn score(method: &str, benchmark: &str, tasks: &BTreeMap<&str, Attempts<'_>>) -> Score {
+fn score(method: &str, benchmark: &str, tasks: &BTreeMap<&str, Attempts<'_>>) -> Result<Score> {
     let last: Vec<&Record> = tasks.values().map(|attempts| *attempts.values().next_back().expect("an attempt")).collect();
     let n = tasks.len();
     let count = |state: State| last.iter().filter(|record| record.state == state).count();
@@ -80,7 +80,8 @@ fn score(method: &str, benchmark: &str, tasks: &BTreeMap<&str, Attempts<'_>>) ->
     let n_graded = n - count(State::Error) - count(State::JudgeError);
     let share = |part: usize, whole: usize| (whole > 0).then(|| part as f64 / whole as f64);
     let first_right = tasks.values().filter(|attempts| attempts.get(&0).is_some_and(|r| r.state == State::Correct)).count();
-    let n_retried = tasks.values().filter(|attempts| attempts.len() > 1).count();
+    let all_begun = tasks.values().all(|attempts| attempts.contains_key(&0));
+    let n_retried = tasks.values().filter(|attempts| attempts.keys().next_back().is_some_and(|attempt| *attempt > 0)).count();
     let mut named: BTreeMap<&String, Vec<f64>> = BTreeMap::new();
     for (name, value) in last.iter().flat_map(|record| &record.scores) {
         named.entry(name).or_default().push(*value);
@@ -91,9 +92,13 @@ fn score(method: &str, benchmark: &str, tasks: &BTreeMap<&str, Attempts<'_>>) ->
         // `model:plan@0123` is the time of the adapter `plan`.
         *seconds.entry(category.split('@').next().unwrap_or(category).to_owned()).or_default() += s;
     }
+    let tokens = |of: fn(&Record) -> usize| {
+        let sum = all().try_fold(0_usize, |sum, record| sum.checked_add(of(record)));
+        sum.ok_or_else(|| Error::Other(format!("{benchmark} by {method}: its numbers of tokens are too large to add up")))
+    };
     let mut wall_s: Vec<f64> = tasks.values().map(|attempts| attempts.values().map(|r| r.wall_s).sum()).collect();
     wall_s.sort_by(f64::total_cmp);
-    Score {
+    Ok(Score {
         method: method.to_owned(),
         benchmark: benchmark.to_owned(),
         n,
@@ -102,7 +107,7 @@ fn score(method: &str, benchmark: &str, tasks: &BTreeMap<&str, Attempts<'_>>) ->
         se: stats::binomial_se(n_right, n),
         wilson: stats::wilson(n_right, n, Z95),
         accuracy_graded: share(n_right, n_graded),
-        first_accuracy: share(first_right, n),
+        first_accuracy: share(first_right, n).filter(|_| all_begun),
         retry_share: share(n_retried, n),
         scores: named
             .into_iter()
@@ -110,10 +115,10 @@ fn score(method: &str, benchmark: &str, tasks: &BTreeMap<&str, Attempts<'_>>) ->
             .collect(),
         wall_s,
         seconds,
-        prefilled: all().map(|record| record.cost.prefilled).sum(),
-        recomputed: all().map(|record| record.cost.recomputed).sum(),
-        sampled: all().map(|record| record.cost.sampled).sum(),
-    }
+        prefilled: tokens(|record| record.cost.prefilled)?,
+        recomputed: tokens(|record| record.cost.recomputed)?,
+        sampled: tokens(|record| record.cost.sampled)?,
+    })
 }
 
 /// The unweighted mean of a method's accuracies, in [0, 1], with its standard error, over `benchmarks`; `None` where one is missing.
@@ -130,24 +135,26 @@ pub fn average(scores: &[Score], method: &str, benchmarks: &[&str]) -> Option<Me
 /// # Errors
 /// If they share no task.
 pub fn compare(records: &[Record], a: &str, b: &str, margin: f64) -> Result<Paired> {
-    let outcomes = |method: &str| -> BTreeMap<String, Outcome> {
-        let mut last: BTreeMap<String, &Record> = BTreeMap::new();
+    let last = |method: &str| {
+        let mut last: BTreeMap<(&str, &str), &Record> = BTreeMap::new();
         for record in records.iter().filter(|record| record.method == method) {
-            let key = format!("{}/{}", record.benchmark, record.task);
-            let newest = last.entry(key).or_insert(record);
+            let newest = last.entry((&record.benchmark, &record.task)).or_insert(record);
             if record.attempt > newest.attempt {
                 *newest = record;
             }
         }
-        let outcome = |(id, record): (String, &Record)| {
-            let success = record.state == State::Correct;
-            (id.clone(), Outcome { task: id.clone(), id, seed: 0, success })
-        };
-        last.into_iter().map(outcome).collect()
+        last
     };
-    let (first, second) = (outcomes(a), outcomes(b));
-    let shared: BTreeSet<&String> = first.keys().filter(|id| second.contains_key(*id)).collect();
-    let of = |outcomes: &BTreeMap<String, Outcome>| shared.iter().map(|id| outcomes[*id].clone()).collect::<Vec<_>>();
+    let (first, second) = (last(a), last(b));
+    let shared: Vec<&(&str, &str)> = first.keys().filter(|key| second.contains_key(*key)).collect();
+    // By number: names joined by whatever may themselves hold it.
+    let of = |last: &BTreeMap<(&str, &str), &Record>| -> Vec<Outcome> {
+        let outcome = |(i, key): (usize, &&(&str, &str))| {
+            let id = format!("{i:010}");
+            Outcome { task: id.clone(), id, seed: 0, success: last[*key].state == State::Correct }
+        };
+        shared.iter().enumerate().map(outcome).collect()
+    };
     Ok(stats::paired(&of(&first), &of(&second), margin, 0)?)
 }
 
@@ -205,5 +212,26 @@ pub(crate) mod tests {
         let paired = compare(&records, "a", "b", 0.05).expect("shared tasks");
         assert_eq!((paired.n, paired.b, paired.c), (10, 0, 8));
         assert!(compare(&records, "a", "nobody", 0.05).is_err());
+    }
+
+    #[test]
+    fn names_that_look_alike_when_joined_stay_apart() {
+        let all = [
+            record("A", "a/b", "c", 0, State::Correct),
+            record("A", "a", "b/c", 0, State::Wrong),
+            record("B", "a/b", "c", 0, State::Wrong),
+            record("B", "a", "b/c", 0, State::Wrong),
+        ];
+        let paired = compare(&all, "A", "B", 0.05).expect("shared tasks");
+        assert_eq!((paired.n, paired.b, paired.c), (2, 1, 0));
+    }
+
+    #[test]
+    fn a_missing_first_attempt_is_unknown_and_tokens_never_wrap() {
+        let mut records = [record("m", "b", "1", 0, State::Correct), record("m", "b", "2", 1, State::Correct)];
+        let score = scores(&records).expect("scores").remove(0);
+        assert_eq!((score.first_accuracy, score.retry_share, score.accuracy), (None, Some(0.5), Some(1.0)));
+        records[0].cost.prefilled = usize::MAX;
+        assert!(scores(&records).expect_err("too many").to_string().contains("too large to add up"));
     }
 }

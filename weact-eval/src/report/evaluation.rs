@@ -104,7 +104,7 @@ fn further_scores(scores: &[Score]) -> Vec<Table> {
         header.extend(benchmarks.iter().map(|name| (*name).to_owned()));
         header.push("Avg.".to_owned());
         Table {
-            name: format!("score-{name}"),
+            name: format!("score-{}", file_stem(name)),
             title: format!("Mean score: {name} (%)"),
             caption: String::new(),
             header,
@@ -112,6 +112,12 @@ fn further_scores(scores: &[Score]) -> Vec<Table> {
         }
     };
     names.into_iter().map(table).collect()
+}
+
+/// `name` as part of a file's name; two names never give the same.
+fn file_stem(name: &str) -> String {
+    let keep = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    name.bytes().map(|byte| if keep(byte) { char::from(byte).to_string() } else { format!("%{byte:02x}") }).collect()
 }
 
 /// Every method against every one before it, on the tasks that both have.
@@ -249,7 +255,10 @@ fn figures(scores: &[Score]) -> Vec<Figure> {
     let wall = Figure {
         name: "wall-time".to_owned(),
         title: "Time of a task".to_owned(),
-        caption: "Share of tasks that took no longer, retries included.".to_owned(),
+        caption: match scores.iter().flat_map(|score| &score.wall_s).filter(|s| **s <= 0.0).count() {
+            0 => "Share of tasks that took no longer, retries included.".to_owned(),
+            n => format!("Share of tasks that took no longer, retries included; {n} without a time above zero are left out."),
+        },
         x_label: "seconds".to_owned(),
         y_label: "share of tasks".to_owned(),
         drawing: Drawing::Ecdf { series: methods.iter().map(times).filter(|(_, values)| !values.is_empty()).collect() },

@@ -1,8 +1,19 @@
 //! Figures: our own types, so that what draws them can be replaced; the data stands beside each.
 
+use std::sync::Arc;
+
 use kuva::{
-    plot::{BarPlot, BoxPlot, EcdfPlot, Heatmap, LegendPosition, ScatterPlot},
-    render::{layout::Layout, plots::Plot},
+    PngBackend,
+    backend::svg::SvgBackend,
+    plot::{
+        BarPlot, BoxPlot, ColorMap, EcdfPlot, Heatmap, LegendPosition, ScatterPlot,
+        legend::{LegendEntry, LegendShape},
+    },
+    render::{
+        layout::Layout,
+        plots::Plot,
+        render::{Primitive, Scene, render_multiple},
+    },
 };
 use serde::Serialize;
 
@@ -14,6 +25,9 @@ const COLOURS: [&str; 12] = [
     "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#555555", "#004B75", "#8F6200", "#006147",
     "#A3A3A3",
 ];
+
+/// Numbers beyond this are not drawn: an axis that reaches them has no finite length.
+const LARGEST: f64 = 1e300;
 
 /// A figure.
 #[derive(Clone, Debug, PartialEq)]
@@ -90,7 +104,7 @@ pub struct Group {
 pub struct Bar {
     /// Its height; an unknown one is not drawn.
     pub value: Option<f64>,
-    /// How far its whisker reaches to either side.
+    /// How far its whisker reaches to either side; an unknown one is not drawn.
     pub error: Option<f64>,
 }
 
@@ -116,18 +130,35 @@ pub struct Point {
 
 impl Figure {
     /// As SVG, for a light ground.
-    pub fn svg(&self) -> String {
-        let (plots, layout) = self.plots();
-        always_the_same(&kuva::render_to_svg(plots, layout))
+    ///
+    /// # Errors
+    /// If a number is not finite or too large to draw.
+    pub fn svg(&self) -> Result<String> {
+        Ok(always_the_same(&SvgBackend.render_scene(&self.scene()?)))
     }
 
     /// As PNG, at twice the size.
     ///
     /// # Errors
-    /// If it can't be drawn.
+    /// As [`Figure::svg`], or if it can't be drawn.
     pub fn png(&self) -> Result<Vec<u8>> {
-        let (plots, layout) = self.plots();
-        kuva::render_to_png(plots, layout, 2.0).map_err(|why| Error::Other(format!("figure {}: {why}", self.name)))
+        let png = PngBackend::new().with_scale(2.0).render_scene(&self.scene()?);
+        png.map(|png| without_text(&png)).map_err(|why| Error::Other(format!("figure {}: {why}", self.name)))
+    }
+
+    /// The caption, and which bars are missing from the drawing: one that is not there looks like a zero.
+    pub(super) fn full_caption(&self) -> String {
+        let (Drawing::Bars { series, groups } | Drawing::Stacked { series, groups }) = &self.drawing else {
+            return self.caption.clone();
+        };
+        let unknown = groups.iter().flat_map(|group| {
+            let bars = series.iter().zip(&group.bars).filter(|(_, bar)| bar.value.is_none());
+            bars.map(|(name, _)| format!("{name} in {}", group.name))
+        });
+        match unknown.collect::<Vec<_>>().join(", ") {
+            names if names.is_empty() => self.caption.clone(),
+            names => format!("{} Unknown and not drawn: {names}.", self.caption).trim_start().to_owned(),
+        }
     }
 
     /// The data as a table, one value a row.
@@ -169,8 +200,33 @@ impl Figure {
         }
     }
 
+    fn scene(&self) -> Result<Scene> {
+        if let Some(x) = self.numbers().into_iter().find(|x| !x.is_finite() || x.abs() > LARGEST) {
+            return Err(Error::Other(format!("figure {}: can't draw {x:e}: numbers go to {LARGEST:e}", self.name)));
+        }
+        let (plots, layout) = self.plots();
+        let mut scene = render_multiple(plots, layout);
+        // The whiskers of unknown errors.
+        scene.elements.retain(|element| match element {
+            Primitive::Line { x1, y1, x2, y2, .. } => [x1, y1, x2, y2].into_iter().all(|x| x.is_finite()),
+            _ => true,
+        });
+        Ok(scene)
+    }
+
+    fn numbers(&self) -> Vec<f64> {
+        match &self.drawing {
+            Drawing::Bars { groups, .. } | Drawing::Stacked { groups, .. } => {
+                groups.iter().flat_map(|group| &group.bars).flat_map(|bar| bar.value.into_iter().chain(bar.error)).collect()
+            }
+            Drawing::Scatter { series } => series.iter().flat_map(|s| &s.points).flat_map(|p| [p.x, p.y]).collect(),
+            Drawing::Ecdf { series } | Drawing::Boxes { series } => series.iter().flat_map(|(_, x)| x).copied().collect(),
+            Drawing::Heat { values, .. } => values.iter().flatten().copied().collect(),
+        }
+    }
+
     fn plots(&self) -> (Vec<Plot>, Layout) {
-        let plots = match &self.drawing {
+        let mut plots = match &self.drawing {
             Drawing::Bars { series, groups } => vec![Plot::Bar(bars(series, groups))],
             Drawing::Stacked { series, groups } => vec![Plot::Bar(bars(series, groups).with_stacked())],
             Drawing::Scatter { series } => {
@@ -183,8 +239,10 @@ impl Figure {
                 vec![Plot::Ecdf(plot.with_legend(""))]
             }
             Drawing::Heat { rows, columns, values } => {
-                let plot = Heatmap::new().with_data(values.iter().map(|row| row.iter().copied()));
-                vec![Plot::Heatmap(plot.with_labels(rows.clone(), columns.clone()).with_values())]
+                // The first row is drawn at the bottom, as are the first names.
+                let plot = Heatmap::new().with_data(values.iter().rev().map(|row| row.iter().copied()));
+                let plot = plot.with_labels(rows.iter().rev().cloned().collect(), columns.clone());
+                vec![Plot::Heatmap(plot.with_color_map(ColorMap::Custom(Arc::new(pale))).with_values())]
             }
             Drawing::Boxes { series } => {
                 let plot = series.iter().fold(BoxPlot::new().with_color(COLOURS[0]), |plot, (name, values)| {
@@ -198,14 +256,46 @@ impl Figure {
             .with_x_label(self.x_label.as_str())
             .with_y_label(self.y_label.as_str())
             .with_legend_position(LegendPosition::OutsideBottomColumns)
+            .with_legend_box(false)
             .with_width(900.0);
+        let legend = self.legend();
+        if !legend.is_empty() {
+            // By itself the layout reserves one row, however many there are.
+            layout = layout.with_legend_entries(legend);
+        }
         if let Drawing::Heat { rows, columns, .. } = &self.drawing {
             layout = layout.with_x_categories(columns.clone()).with_y_categories(rows.iter().rev().cloned().collect());
         }
-        if matches!(self.drawing, Drawing::Ecdf { .. }) {
+        // A logarithmic axis of nothing has no ends.
+        if matches!(&self.drawing, Drawing::Ecdf { series } if series.iter().any(|(_, values)| !values.is_empty())) {
             layout = layout.with_log_x();
         }
+        // After the layout, which takes unknown errors as none.
+        if let (Drawing::Bars { groups, .. } | Drawing::Stacked { groups, .. }, [Plot::Bar(plot)]) =
+            (&self.drawing, &mut plots[..])
+        {
+            let bars = groups.iter().flat_map(|group| &group.bars);
+            let whisker = |bar: &Bar| bar.value.and(bar.error).unwrap_or(f64::NAN);
+            plot.errors = Some(bars.map(|bar| (whisker(bar), whisker(bar))).collect());
+        }
         (plots, layout)
+    }
+
+    fn legend(&self) -> Vec<LegendEntry> {
+        let (names, shape): (Vec<&String>, _) = match &self.drawing {
+            Drawing::Bars { groups, .. } | Drawing::Stacked { groups, .. } if groups.is_empty() => return Vec::new(),
+            Drawing::Bars { series, .. } | Drawing::Stacked { series, .. } => (series.iter().collect(), LegendShape::Rect),
+            Drawing::Scatter { series } => (series.iter().map(|s| &s.name).collect(), LegendShape::Circle),
+            Drawing::Ecdf { series } => (series.iter().map(|(name, _)| name).collect(), LegendShape::Line),
+            Drawing::Heat { .. } | Drawing::Boxes { .. } => return Vec::new(),
+        };
+        let entry = |(name, colour): (&String, &&str)| LegendEntry {
+            label: name.clone(),
+            color: (*colour).to_owned(),
+            shape,
+            dasharray: None,
+        };
+        names.into_iter().zip(COLOURS.iter().cycle()).map(entry).collect()
     }
 }
 
@@ -231,6 +321,27 @@ fn scatter(series: &Series, colour: &str) -> ScatterPlot {
         .with_legend(series.name.as_str())
 }
 
+/// From nearly white to a middle blue: black numbers can be read on all of it.
+fn pale(share: f64) -> String {
+    let mix = |from: f64, to: f64| (from + (to - from) * share.clamp(0.0, 1.0)).round() as u8;
+    format!("rgb({},{},{})", mix(247.0, 86.0), mix(251.0, 180.0), mix(255.0, 233.0))
+}
+
+/// A PNG without its text chunks: the drawing library writes its version into one.
+fn without_text(png: &[u8]) -> Vec<u8> {
+    let (signature, mut rest) = png.split_at(8);
+    let mut out = signature.to_vec();
+    // A chunk is its length, four letters, so many bytes and a checksum.
+    while let Some((length, _)) = rest.split_first_chunk::<4>() {
+        let (chunk, after) = rest.split_at(12 + u32::from_be_bytes(*length) as usize);
+        if &chunk[4..8] != b"tEXt" {
+            out.extend_from_slice(chunk);
+        }
+        rest = after;
+    }
+    out
+}
+
 /// The drawing library writes its version into the file, and numbers its ids through the life of the process: neither makes another figure.
 fn always_the_same(svg: &str) -> String {
     const ID: &str = "kuva-clip-";
@@ -253,5 +364,6 @@ fn always_the_same(svg: &str) -> String {
         });
         renumbered += &format!("clip-{at}{after}");
     }
-    renumbered
+    // What XML can't hold, not even escaped.
+    renumbered.replace(|c: char| (c.is_control() && !"\t\n\r".contains(c)) || matches!(c, '\u{fffe}' | '\u{ffff}'), " ")
 }

@@ -6,7 +6,7 @@ mod page;
 pub mod paper;
 mod evaluation;
 
-use std::path::Path;
+use std::{collections::BTreeSet, path::Path};
 
 use weact_core::io::atomic;
 
@@ -14,7 +14,7 @@ pub use evaluation::{evaluation, table1, table6};
 pub use figure::{Bar, Drawing, Figure, Group, Point, Series};
 pub use table::{Cell, Emphasis, Format, Table};
 
-use crate::Result;
+use crate::{Error, Result};
 
 /// A report: what was run, and what came of it.
 #[derive(Clone, Debug, Default)]
@@ -36,8 +36,10 @@ impl Report {
     /// same bytes.
     ///
     /// # Errors
-    /// If a file can't be written or a figure can't be drawn.
+    /// If a file can't be written, a figure can't be drawn, or a name of a table or a figure makes no file of its own.
     pub fn write(&self, dir: &Path) -> Result<()> {
+        own_files("table", self.tables.iter().map(|table| &table.name))?;
+        own_files("figure", self.figures.iter().map(|figure| &figure.name))?;
         let make = |part: &str| {
             let path = dir.join(part);
             std::fs::create_dir_all(&path).map_err(|e| weact_core::Error::io("can't make", &path, e)).map(|()| path)
@@ -50,7 +52,7 @@ impl Report {
         }
         let mut drawn = Vec::new();
         for figure in &self.figures {
-            let svg = figure.svg();
+            let svg = figure.svg()?;
             let file = |extension: &str| figures.join(format!("{}.{extension}", figure.name));
             atomic::write_text(&file("svg"), &svg)?;
             let png = figure.png()?;
@@ -79,7 +81,7 @@ impl Report {
         }
         for figure in &self.figures {
             let (title, name) = (table::markdown(&figure.title), &figure.name);
-            text += &format!("\n## {title}\n\n![{title}](figures/{name}.svg)\n{}", caption(&figure.caption));
+            text += &format!("\n## {title}\n\n![{title}](figures/{name}.svg)\n{}", caption(&figure.full_caption()));
         }
         text += "\n## What it was made of\n\n";
         for (name, value) in &self.provenance {
@@ -87,6 +89,21 @@ impl Report {
         }
         text
     }
+}
+
+/// Names go into paths, ids and links: letters, digits and `-_.%`, each once.
+fn own_files<'a>(what: &str, names: impl Iterator<Item = &'a String>) -> Result<()> {
+    let mut seen = BTreeSet::new();
+    for name in names {
+        let is_plain = name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.%".contains(c));
+        if name.is_empty() || !is_plain {
+            return Err(Error::Other(format!("{what} {name:?}: use letters, digits and -_.% in its name")));
+        }
+        if !seen.insert(name) {
+            return Err(Error::Other(format!("{what} {name:?}: two have this name")));
+        }
+    }
+    Ok(())
 }
 
 fn caption(text: &str) -> String {

@@ -185,9 +185,10 @@ fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-/// A spreadsheet takes what begins with these for a formula; numbers with a sign are none.
+/// A spreadsheet takes what begins with these for a formula. What is nothing but a number with a sign, an error or a percent sign is none.
 fn inert(text: &str) -> String {
-    let risky = text.starts_with(['=', '@', '\t', '\r']) || (text.starts_with(['+', '-']) && leading_number(text).is_none());
+    let is_number = leading_number(text).is_some() && text.chars().skip(1).all(|c| c.is_ascii_digit() || ".± %".contains(c));
+    let risky = text.starts_with(['=', '@', '+', '-', '＝', '＠', '＋', '－', '\t', '\r', '\n']) && !is_number;
     if risky { format!("'{text}") } else { text.to_owned() }
 }
 
@@ -216,6 +217,12 @@ fn tex(text: &str) -> String {
             '~' => out.push_str("\\textasciitilde{}"),
             '&' | '%' | '$' | '#' | '_' | '{' | '}' => out.extend(['\\', c]),
             '±' => out.push_str("$\\pm$"),
+            'Δ' => out.push_str("$\\Delta$"),
+            '×' => out.push_str("$\\times$"),
+            '→' => out.push_str("$\\to$"),
+            '<' => out.push_str("\\textless{}"),
+            '>' => out.push_str("\\textgreater{}"),
+            '|' => out.push_str("\\textbar{}"),
             '—' => out.push_str("---"),
             c if c.is_control() => out.push(' '),
             c => out.push(c),

@@ -104,6 +104,13 @@ fn a_written_report_is_whole_escaped_self_contained_and_always_the_same() {
     for used in page.split("url(").skip(1).filter_map(|rest| rest.split(')').next()) {
         assert!(used.strip_prefix('#').is_some_and(|id| ids.contains(&id)), "{used}");
     }
+    for drawing in page.split("<svg").skip(1) {
+        let head = drawing.split('>').next().expect("an element");
+        let of = |name: &str| {
+            head.split_once(&format!(" {name}=\"")).and_then(|(_, rest)| rest.split('"').next()).expect("an attribute")
+        };
+        assert_eq!(of("viewBox"), format!("0 0 {} {}", of("width"), of("height")), "it shrinks with the page");
+    }
     for file in [
         "report.html",
         "report.md",
@@ -144,7 +151,134 @@ fn every_kind_of_drawing_is_drawn() {
         Drawing::Bars { series: Vec::new(), groups: Vec::new() },
     ] {
         let figure = figure(drawing);
-        assert!(figure.svg().contains("<svg"));
+        assert!(figure.svg().expect("a drawing").contains("<svg"));
         assert!(figure.png().expect("a picture").starts_with(b"\x89PNG"));
     }
+}
+
+fn drawn(name: &str, drawing: Drawing) -> Figure {
+    let [title, caption, x_label, y_label] = ["F", "C.", "x", "y"].map(str::to_owned);
+    Figure { name: name.to_owned(), title, caption, x_label, y_label, drawing }
+}
+
+/// Vertical positions of the texts that read `text`.
+fn heights(svg: &str, text: &str) -> Vec<f64> {
+    let end = format!(">{text}</text>");
+    let of = |before: &str| before.rsplit(" y=\"").next().and_then(|rest| rest.split('"').next()).and_then(|y| y.parse().ok());
+    svg.match_indices(&end).filter_map(|(at, _)| of(&svg[..at])).collect()
+}
+
+#[test]
+fn a_heat_map_s_rows_stand_beside_their_names() {
+    let names = |names: [&str; 3]| names.map(str::to_owned).to_vec();
+    let values = vec![vec![1.25, 2.25, 3.25], vec![4.25, 5.25, 6.25], vec![7.25, 8.25, 9.25]];
+    let heat = Drawing::Heat { rows: names(["top", "middle", "bottom"]), columns: names(["a", "b", "c"]), values };
+    let svg = drawn("heat", heat).svg().expect("a drawing");
+    let height = |text: &str| heights(&svg, text)[0];
+    for (row, value) in [("top", "2.25"), ("middle", "5.25"), ("bottom", "8.25")] {
+        assert!((height(row) - height(value)).abs() < 1.0, "{row} stands at {}, {value} at {}", height(row), height(value));
+    }
+    assert!(height("top") < height("bottom"));
+}
+
+#[test]
+fn an_unknown_bar_has_no_whisker_and_is_named() {
+    let group =
+        |value, error| Group { name: "g".to_owned(), bars: vec![Bar { value, error }, Bar { value: Some(2.0), error: None }] };
+    let whiskers = |group| {
+        let bars = Drawing::Bars { series: vec!["a".to_owned(), "b".to_owned()], groups: vec![group] };
+        let figure = drawn("bars", bars);
+        let svg = figure.svg().expect("a drawing");
+        assert!(!svg.contains("NaN") && figure.png().is_ok());
+        (svg.matches("#1a1a1a").count(), figure.full_caption())
+    };
+    assert_eq!(whiskers(group(Some(1.0), Some(0.5))), (3, "C.".to_owned()));
+    assert_eq!(whiskers(group(Some(1.0), None)), (0, "C.".to_owned()));
+    assert_eq!(whiskers(group(None, None)), (0, "C. Unknown and not drawn: a in g.".to_owned()));
+}
+
+#[test]
+fn every_name_of_a_legend_is_inside_the_picture() {
+    let series: Vec<String> = (0..12).map(|i| format!("a method with a long name {i}")).collect();
+    let bars = series.iter().map(|_| Bar { value: Some(1.0), error: None }).collect();
+    let svg = drawn("bars", Drawing::Bars { series: series.clone(), groups: vec![Group { name: "g".to_owned(), bars }] });
+    let svg = svg.svg().expect("a drawing");
+    let height: f64 = svg.split(" height=\"").nth(1).and_then(|rest| rest.split('"').next()?.parse().ok()).expect("a height");
+    for name in &series {
+        assert!(heights(&svg, name)[0] < height, "{name} of {height}");
+    }
+}
+
+#[test]
+fn numbers_that_no_axis_holds_are_refused_by_name() {
+    for x in [f64::NAN, f64::INFINITY, f64::MAX] {
+        for drawing in [
+            Drawing::Ecdf { series: vec![("a".to_owned(), vec![x])] },
+            Drawing::Stacked {
+                series: vec!["a".to_owned()],
+                groups: vec![Group { name: "g".to_owned(), bars: vec![Bar { value: Some(x), error: None }] }],
+            },
+        ] {
+            let figure = drawn("far", drawing);
+            assert!(figure.svg().expect_err("no axis").to_string().starts_with("figure far: can't draw"));
+            assert!(figure.png().is_err());
+        }
+    }
+}
+
+#[test]
+fn pictures_hold_no_version_and_no_character_that_xml_refuses() {
+    let point = Point { x: 1.0, y: 1.0, name: "p".to_owned() };
+    let figure =
+        drawn("s", Drawing::Scatter { series: vec![Series { name: "a\u{0}b\u{1}c\u{ffff}".to_owned(), points: vec![point] }] });
+    let svg = figure.svg().expect("a drawing");
+    assert!(!svg.contains(|c: char| (c.is_control() && c != '\n') || c == '\u{ffff}') && svg.contains("a b c "));
+    let png = figure.png().expect("a picture");
+    assert!(!png.windows(4).any(|four| four == b"kuva" || four == b"tEXt") && png.ends_with(b"IEND\xae\x42\x60\x82"));
+}
+
+#[test]
+fn only_whole_numbers_with_a_sign_pass_a_spreadsheet_unquoted() {
+    for (text, expected) in [
+        ("-1*cmd|' /C calc'!A0", "'-1*cmd|' /C calc'!A0\n"),
+        ("+1&A1", "'+1&A1\n"),
+        ("-2+3", "'-2+3\n"),
+        ("＝1", "'＝1\n"),
+        ("\n=1", "\"'\n=1\"\n"),
+        ("+71.6", "+71.6\n"),
+        ("-3.10±1.20", "-3.10±1.20\n"),
+        ("-7.3 %", "-7.3 %\n"),
+    ] {
+        let csv =
+            Table { header: vec!["h".to_owned()], rows: vec![vec![Cell::of(text)]], ..Table::default() }.render(Format::Csv);
+        assert_eq!(csv.split_once('\n').expect("a header").1, expected);
+    }
+}
+
+#[test]
+fn latex_gets_no_letter_that_its_default_fonts_lack() {
+    let report = small();
+    let paper = ["paper-table2", "paper-table3", "paper-table5", "paper-table6", "paper-fig4", "paper-fig7"].map(paper::printed);
+    for table in report.tables.iter().chain(paper.iter().flatten()) {
+        let body = table.render(Format::Latex);
+        let body = body.split_once('\n').expect("the title is a comment").1;
+        assert!(body.is_ascii(), "{}: {:?}", table.name, body.chars().find(|c| !c.is_ascii()));
+    }
+}
+
+#[test]
+fn names_of_scores_make_files_and_never_the_same_one() {
+    let mut records = vec![record("A", "x", "1", 0, State::Correct)];
+    records[0].scores = [("a/b", 1.0), ("a%2fb", 0.0), ("../../x", 0.5)].map(|(name, x)| (name.to_owned(), x)).into();
+    let report = evaluation("T", &records, Vec::new()).expect("a report");
+    let dir = tempfile::tempdir().expect("a folder");
+    report.write(dir.path()).expect("written");
+    for file in ["score-a%2fb.csv", "score-a%252fb.csv", "score-..%2f..%2fx.csv"] {
+        assert!(dir.path().join("tables").join(file).exists(), "{file}");
+    }
+    let mut twice = report.clone();
+    twice.tables.push(twice.tables[0].clone());
+    assert!(twice.write(dir.path()).expect_err("one file for two").to_string().contains("two have this name"));
+    twice.tables[0].name = "../x".to_owned();
+    assert!(twice.write(dir.path()).expect_err("elsewhere").to_string().contains("use letters"));
 }

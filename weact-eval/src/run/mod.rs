@@ -199,7 +199,9 @@ fn attempt(
         },
     };
     let wall_s = if again.is_some() { 0.0 } else { begun.elapsed().as_secs_f64() };
-    let text = if bench.grader.reads_report() { answer.report.as_deref() } else { answer.prediction.as_deref() };
+    // A run that ended without an answer has no report either, whatever it wrote on the way.
+    let report = answer.report.as_deref().filter(|_| answer.prediction.is_some());
+    let text = if bench.grader.reads_report() { report } else { answer.prediction.as_deref() };
     let graded = bench.grader.grade(task, text)?;
     let state = match State::from(graded.verdict) {
         _ if error.is_some() => State::Error,
@@ -267,7 +269,7 @@ pub fn regrade(benches: &[Bench], rules: &Rules, store: &mut Store) -> Result<us
         };
         let mut plain = revealed(record, bench.benchmark)?;
         if record.state != State::Error {
-            let report = plain.report.as_deref().or(plain.prediction.as_deref());
+            let report = plain.report.as_deref().filter(|_| plain.prediction.is_some()).or(plain.prediction.as_deref());
             let text = if bench.grader.reads_report() { report } else { plain.prediction.as_deref() };
             let graded = bench.grader.grade(task, text)?;
             let was_long = record.state == State::Length;
