@@ -26,6 +26,9 @@ use weact::{
     train::flops::{self, Compute, Exposure, Model, Trained},
 };
 
+/// A run's compute with the interval of its total.
+type Computed = (Compute, (f64, f64));
+
 fn main() -> Result<()> {
     let work = tempfile::tempdir()?;
     let data = toy::write_gold(&World::new(&Default::default())?, toy::N_TRAIN, work.path())?;
@@ -44,7 +47,7 @@ fn main() -> Result<()> {
             recipe.rank.map_or(Trained::Full, |rank| Trained::Lora(flops::adapter_parameters(&config, &Projection::BLOCK, rank)));
         runs.push((recipe.dir, trained, exposure));
     }
-    let computed = |prefix: &str| -> Vec<(Compute, (f64, f64))> {
+    let computed = |prefix: &str| -> Vec<Computed> {
         let own = runs.iter().filter(|(dir, ..)| dir.starts_with(prefix));
         own.map(|(_, trained, exposure)| {
             (flops::compute(&model, *trained, exposure), flops::interval(&model, *trained, exposure, 0))
@@ -53,10 +56,10 @@ fn main() -> Result<()> {
     };
     let methods = [("WeAct", "adapters/"), ("Single LoRA", "single/"), ("Full SFT", "full")].map(|(name, prefix)| {
         let parts = computed(prefix);
-        let sum = |of: &dyn Fn(&(Compute, (f64, f64))) -> f64| parts.iter().map(of).sum::<f64>();
+        let sum = |of: fn(&Computed) -> f64| parts.iter().map(of).sum::<f64>();
         // Of several adapters the bounds are summed, as in the paper.
-        let interval = (sum(&|p| p.1.0), sum(&|p| p.1.1));
-        (name, sum(&|p| p.0.tokens), sum(&|p| p.0.dense), sum(&|p| p.0.attention), interval)
+        let interval = (sum(|p| p.1.0), sum(|p| p.1.1));
+        (name, sum(|p| p.0.tokens), sum(|p| p.0.dense), sum(|p| p.0.attention), interval)
     });
     let full = methods[2];
     let total = |m: &(&str, f64, f64, f64, (f64, f64))| m.2 + m.3;

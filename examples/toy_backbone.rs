@@ -110,7 +110,7 @@ fn sample(chat: &Chat, tools: &Tools, index: u64) -> Result<Sample> {
     let (mut ids, mut mask) = (Vec::new(), Vec::new());
     for piece in chat.pieces(&document.messages, &document.tools, false)? {
         let piece_ids = chat.encode(&piece)?;
-        mask.resize(mask.len() + piece_ids.len(), piece.is_turn || index % WHOLE_EVERY == 0);
+        mask.resize(mask.len() + piece_ids.len(), piece.is_turn || index.is_multiple_of(WHOLE_EVERY));
         ids.extend(piece_ids);
     }
     Ok(Sample {

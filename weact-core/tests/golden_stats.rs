@@ -7,6 +7,7 @@ use weact_core::stats::{Outcome, Verdict, Z95, binomial_se, mcnemar, paired, wil
 
 const TOLERANCE: f64 = 1e-10;
 
+#[expect(clippy::print_stdout, reason = "a skipped test says so")]
 fn golden(name: &str) -> Option<Value> {
     let Some(root) = env::var_os("WEACT_SHARED").map(PathBuf::from) else {
         println!("skipped: WEACT_SHARED is not set");

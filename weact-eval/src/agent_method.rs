@@ -240,7 +240,7 @@ fn answer(finished: &Finished) -> Answer {
     }
     let prediction = finished.outcome.answer.clone();
     Answer {
-        report: by_model().filter(|m| !m.message.content.trim().is_empty()).last().map(|m| m.message.content.clone()),
+        report: by_model().rfind(|m| !m.message.content.trim().is_empty()).map(|m| m.message.content.clone()),
         length: prediction.is_none() && by_model().any(|m| m.finish.as_deref() == Some("length")),
         prediction,
         termination: finished.outcome.termination.clone(),

@@ -50,12 +50,15 @@ pub struct Score {
 /// The records of one task of one method and benchmark, by attempt.
 type Attempts<'a> = BTreeMap<usize, &'a Record>;
 
+/// Attempts by task.
+type Tasks<'a> = BTreeMap<&'a str, Attempts<'a>>;
+
 /// The scores of `records`, in the order in which methods and benchmarks first occur.
 ///
 /// # Errors
 /// If an attempt stands twice, or tokens can't be counted.
 pub fn scores(records: &[Record]) -> Result<Vec<Score>> {
-    let mut groups: Vec<((&str, &str), BTreeMap<&str, Attempts<'_>>)> = Vec::new();
+    let mut groups: Vec<((&str, &str), Tasks<'_>)> = Vec::new();
     for record in records {
         let key = (record.method.as_str(), record.benchmark.as_str());
         let at = groups.iter().position(|(known, _)| *known == key).unwrap_or_else(|| {
@@ -70,7 +73,7 @@ pub fn scores(records: &[Record]) -> Result<Vec<Score>> {
     groups.iter().map(|((method, benchmark), tasks)| score(method, benchmark, tasks)).collect()
 }
 
-fn score(method: &str, benchmark: &str, tasks: &BTreeMap<&str, Attempts<'_>>) -> Result<Score> {
+fn score(method: &str, benchmark: &str, tasks: &Tasks<'_>) -> Result<Score> {
     let last: Vec<&Record> = tasks.values().map(|attempts| *attempts.values().next_back().expect("an attempt")).collect();
     let n = tasks.len();
     let count = |state: State| last.iter().filter(|record| record.state == state).count();

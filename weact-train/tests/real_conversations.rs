@@ -6,6 +6,7 @@ use weact_core::message::Role;
 use weact_train::data::{Format, import};
 
 #[test]
+#[expect(clippy::print_stdout, reason = "a skipped test says so")]
 fn real_files_import_whole() {
     let Some(root) = env::var_os("WEACT_SHARED").map(PathBuf::from) else {
         println!("skipped: WEACT_SHARED is not set");

@@ -41,7 +41,7 @@ impl Method for Fake {
             "wrong" => Some("no".to_owned()),
             "none" | "long" => None,
             "fail" => return Err(Error::Other("the tool broke".to_owned())),
-            "later" if seed % 2 == 0 => None,
+            "later" if seed.is_multiple_of(2) => None,
             _ => task.gold.first().cloned(),
         };
         let notice = Event::Notice(Notice { kind: "x".to_owned(), detail: seed.to_string() });

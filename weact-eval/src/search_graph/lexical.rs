@@ -69,7 +69,7 @@ pub fn lexical_case(trajectory: &Trajectory, units: Option<&[Unit]>) -> Result<C
                 None => link(PRIOR_KNOWLEDGE, &query.id, EdgeKind::PriorKnowledgeDerived),
             }
         }
-        if let Some(i) = earlier().last().filter(|&i| results[i].is_empty() || issued[i].result.starts_with("error")) {
+        if let Some(i) = earlier().next_back().filter(|&i| results[i].is_empty() || issued[i].result.starts_with("error")) {
             link(&issued[i].id, &query.id, EdgeKind::FailureDerived);
         }
     }

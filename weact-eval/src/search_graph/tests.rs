@@ -8,6 +8,7 @@ use weact_core::{
 
 use super::*;
 
+#[expect(clippy::print_stdout, reason = "a skipped test says so")]
 fn golden(name: &str) -> Option<Value> {
     let Some(root) = env::var_os("WEACT_SHARED").map(PathBuf::from) else {
         println!("skipped: WEACT_SHARED is not set");
@@ -128,7 +129,7 @@ fn means_say_how_often_a_value_is_undefined() {
     assert_eq!((means.means["answer_graph_pk_density"], means.undefined["answer_graph_pk_density"]), (Some(0.0), 1));
 }
 
-fn exchange(query: Value, result: &str) -> [Message; 2] {
+fn exchange(query: &Value, result: &str) -> [Message; 2] {
     let call = ToolCall::new("search", json!({"query": query}).as_object().expect("an object").clone());
     let answer = Message::tool_result(&call, result.to_owned());
     [Message::calling("", vec![call]), answer]
@@ -138,11 +139,11 @@ fn exchange(query: Value, result: &str) -> [Message; 2] {
 fn a_trace_gives_its_lexical_graph() {
     let mut messages = vec![Message::text(Role::User, "In what year did the fictional Example Hall open?")];
     messages.extend(exchange(
-        json!(["Example Hall opening year", "Example Hall architect"]),
+        &json!(["Example Hall opening year", "Example Hall architect"]),
         "1. Example Hall opened in 1942 by Orla Venn",
     ));
-    messages.extend(exchange(json!("Orla Venn biography"), ""));
-    messages.extend(exchange(json!(["Orla Venn life"]), "Orla Venn was born in 1901"));
+    messages.extend(exchange(&json!("Orla Venn biography"), ""));
+    messages.extend(exchange(&json!(["Orla Venn life"]), "Orla Venn was born in 1901"));
     messages.push(Message::text(Role::Assistant, "<answer>1942</answer>"));
     let trajectory = Trajectory::new("t".to_owned(), Vec::new(), messages, Vec::new()).expect("a trajectory");
     let units = [("u1", "opening year"), ("u2", "Example Hall"), ("u3", "tallest mountain")]

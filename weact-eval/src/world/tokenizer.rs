@@ -197,7 +197,7 @@ mod tests {
                 (format!("what is the {word} of the {word} of {name} ?"), 7),
                 (format!("step1 {code} step2 {word}"), 4),
                 (format!("\n{{\"name\": \"search\", \"arguments\": {{\"query\": [\" {name} {code}\"]}}}}\n"), 4),
-                (format!("\n{{\"name\": \"compute\", \"arguments\": {{\"expr\": \" 1755 - 1742\"}}}}\n"), 5),
+                ("\n{\"name\": \"compute\", \"arguments\": {\"expr\": \" 1755 - 1742\"}}\n".to_owned(), 5),
                 (format!("\n1. (p123): {name} {word} {name} {name} {code}\n2. (p045): {name} {word} {name} {name} {word}\n"), 17),
                 (format!("\n(p959)\n {name} {code} more\n {name} {word} {name}\n"), 12),
                 (format!("cite {name} {code} {name} {name} {word} 1742 <answer> 39</answer>"), 10),

@@ -21,7 +21,7 @@ pub(super) fn read(mut row: Map<String, Value>) -> Result<Conversation, String> 
     for (i, message) in openai::messages(&mut row)?.into_iter().enumerate() {
         let at = |why: String| format!("message {i}: {why}");
         match message.role {
-            Role::Assistant => messages.extend(turns(message).map_err(at)?),
+            Role::Assistant => messages.extend(turns(&message).map_err(at)?),
             Role::User | Role::Tool if message.content.trim_start().starts_with(OUTPUT) => {
                 let mut rest = message.content.trim();
                 while !rest.is_empty() {
@@ -38,10 +38,9 @@ pub(super) fn read(mut row: Map<String, Value>) -> Result<Conversation, String> 
 }
 
 /// The turns of one text: thinking and text, calls, and what the text holds of their outputs.
-fn turns(message: Message) -> Result<Vec<Message>, String> {
+fn turns(message: &Message) -> Result<Vec<Message>, String> {
     let mut turns = Vec::new();
-    let text = message.content.clone();
-    let mut rest = text.as_str();
+    let mut rest = message.content.as_str();
     loop {
         let Some(start) = rest.find(CALL) else {
             if !rest.trim().is_empty() || turns.is_empty() {
@@ -112,7 +111,7 @@ fn output(text: &str) -> Result<(String, &str), String> {
 mod tests {
     use super::*;
 
-    fn read_row(messages: Value) -> Result<Conversation, String> {
+    fn read_row(messages: &Value) -> Result<Conversation, String> {
         let Value::Object(row) = json!({"messages": messages}) else { unreachable!("rows are objects") };
         read(row)
     }
@@ -126,8 +125,8 @@ mod tests {
         let browse = "<call_tool name=\"browse_webpage\">https://a.b/?c=\"d\"</call_tool>";
         let whole = format!("{FIRST}\n{FOUND}\n{browse}\n{FOUND}\n{LAST}");
         let user = json!({"role": "user", "content": "When?"});
-        let one = read_row(json!([user, {"role": "assistant", "content": whole}])).expect("a readable row");
-        let several = read_row(json!([user, {"role": "assistant", "content": FIRST}, {"role": "user", "content": FOUND},
+        let one = read_row(&json!([user, {"role": "assistant", "content": whole}])).expect("a readable row");
+        let several = read_row(&json!([user, {"role": "assistant", "content": FIRST}, {"role": "user", "content": FOUND},
             {"role": "assistant", "content": browse}, {"role": "tool", "content": FOUND}, {"role": "assistant", "content": LAST}]))
         .expect("a readable row");
         assert_eq!(one.messages, several.messages);
@@ -151,7 +150,7 @@ mod tests {
             ("<call_tool na<me=\"s\">q</call_tool>", "no attribute"),
             ("<call_tool name=\"s\">q</call_tool><tool_output>x", "<tool_output> is never closed"),
         ] {
-            let got = read_row(json!([{"role": "assistant", "content": content}])).expect_err(why);
+            let got = read_row(&json!([{"role": "assistant", "content": content}])).expect_err(why);
             assert!(got.contains(why), "{content}: {got}");
         }
     }

@@ -124,11 +124,12 @@ pub fn import(path: &Path, format: Format) -> Result<Imported> {
 fn each_row(path: &Path, text: &str, mut visit: impl FnMut(usize, Value)) -> Result<()> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     // One object over several lines.
-    if text.trim_start().starts_with('{') && text.trim().contains('\n') {
-        if let Ok(value @ Value::Object(_)) = serde_json::from_str(text) {
-            visit(1, value);
-            return Ok(());
-        }
+    if text.trim_start().starts_with('{')
+        && text.trim().contains('\n')
+        && let Ok(value @ Value::Object(_)) = serde_json::from_str(text)
+    {
+        visit(1, value);
+        return Ok(());
     }
     let Some(mut rest) = text.trim_start().strip_prefix('[') else {
         for (i, line) in text.split('\n').enumerate() {

@@ -66,14 +66,14 @@ mod tests {
 
     use super::*;
 
-    fn read_row(history: Value) -> Result<Conversation, String> {
+    fn read_row(history: &Value) -> Result<Conversation, String> {
         let Value::Object(row) = json!({"environment": "e", "history": history, "info": {}}) else { unreachable!("an object") };
         read(row)
     }
 
     #[test]
     fn calls_with_plural_ids_and_older_actions_are_read() {
-        let conversation = read_row(json!([
+        let conversation = read_row(&json!([
             {"role": "system", "content": "S", "agent": "main", "message_type": "system_prompt"},
             {"role": "user", "content": "a demonstration", "is_demo": true},
             {"role": "user", "content": "fix it", "message_type": "observation"},
@@ -101,7 +101,7 @@ mod tests {
             (json!([{"content": "x"}]), "entry 0: no role"),
             (json!([{"role": "tool", "content": "x", "tool_call_ids": ["a", "b"]}]), "several calls"),
         ] {
-            let got = read_row(history).expect_err(why);
+            let got = read_row(&history).expect_err(why);
             assert!(got.contains(why), "{got}");
         }
     }
