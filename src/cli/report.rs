@@ -1,8 +1,13 @@
 //! `weact report`.
 
-use std::{fs, path::PathBuf, process::ExitCode};
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
-use serde_json::json;
+use serde_json::{Value, json};
 use weact::eval::{
     record::Record,
     report::{Format, Report, evaluation},
@@ -54,6 +59,7 @@ pub(super) fn run(args: &Args, common: &Common) -> anyhow::Result<ExitCode> {
         let config = dir.join("config.toml");
         let text = fs::read_to_string(&config).map_err(|e| weact::core::Error::io("can't read", &config, e))?;
         provenance.push((format!("{}", dir.display()), text.split_whitespace().collect::<Vec<_>>().join(" ")));
+        provenance.extend(parts(dir)?);
         records.extend(of_run);
     }
     if records.is_empty() {
@@ -77,4 +83,16 @@ pub(super) fn run(args: &Args, common: &Common) -> anyhow::Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What the methods and benchmarks of a run were: digests, policies, graders.
+fn parts(dir: &Path) -> anyhow::Result<Vec<(String, String)>> {
+    let path = dir.join("parts.json");
+    if !path.exists() {
+        return Ok(Vec::new());
+    }
+    let text = fs::read_to_string(&path).map_err(|e| weact::core::Error::io("can't read", &path, e))?;
+    let parts: BTreeMap<String, Value> =
+        serde_json::from_str(&text).map_err(|e| weact::core::Error::file(&path, e.to_string()))?;
+    Ok(parts.into_iter().map(|(name, value)| (name, value.to_string())).collect())
 }

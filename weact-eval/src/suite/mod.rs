@@ -14,8 +14,10 @@ use std::{
     collections::HashMap,
     fs,
     path::{Path, PathBuf},
+    sync::LazyLock,
 };
 
+use regex::Regex;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
@@ -23,6 +25,10 @@ use crate::{Error, Result, benchmark::Benchmark, task::Task};
 use cipher::Cipher;
 use rows::Row;
 pub use write::write;
+
+/// A power of ten at the beginning of a unit.
+static POWER_OF_TEN: LazyLock<Regex> =
+    LazyLock::new(|| Regex::new(r"^\s*\$?\s*10\s*\^\s*(?:\{[^}]*\}|[+-]?\d+)").expect("a legal pattern"));
 
 /// The names under which the public forms of a benchmark hold the same thing, the original's first.
 struct Columns {
@@ -55,7 +61,8 @@ const fn columns(benchmark: Benchmark) -> Columns {
 }
 
 /// Reads a benchmark's file, or the folder where it is several: `dev.json` with `id_aliases.json` (2Wiki), `metadata.jsonl` with
-/// attachments (GAIA), the subjects (SciBench), `query.jsonl` with `criteria.jsonl` (DeepResearch Bench).
+/// attachments (GAIA), the subjects (SciBench), `query.jsonl` with `criteria.jsonl` and
+/// `reference.jsonl` (DeepResearch Bench).
 ///
 /// # Errors
 /// If a file can't be read or holds no row, a row lacks what its benchmark needs, an id occurs twice, or an attachment is missing: each with
@@ -184,6 +191,11 @@ fn complete(benchmark: Benchmark, file: &Path, row: &Row, task: &mut Task) -> Re
             if let Some(source) = row.text(&["source"]) {
                 task.id = format!("{}:{}", source.trim(), task.id);
             }
+            // As the official prompt: without the unit's power of ten, which the grader knows.
+            let unit = row.text(&["unit"]).map(|unit| POWER_OF_TEN.replace(&unit, "").replace('$', "").trim().to_owned());
+            if let Some(unit) = unit.filter(|unit| !unit.is_empty()) {
+                task.question += &format!(" The unit of the answer is {unit}.");
+            }
         }
         Benchmark::Ds1000 => {
             let metadata = row.fields.get("metadata").and_then(Value::as_object);
@@ -253,16 +265,18 @@ fn add_aliases(tasks: &mut [Task], path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// DeepResearch Bench's criteria and weights, by task.
+/// DeepResearch Bench's criteria and weights, by task, and the reference reports where `reference.jsonl` holds them.
 fn add_criteria(tasks: &mut [Task], path: &Path) -> Result<()> {
     let file = if path.is_dir() { path.join("criteria.jsonl") } else { path.with_file_name("criteria.jsonl") };
     if !file.is_file() || tasks.iter().all(|task| task.more.contains_key("criterions")) {
         return Ok(());
     }
-    let mut criteria = HashMap::new();
-    for row in rows::read(&file)? {
-        criteria.insert(row.need("id", &["id"])?, row);
-    }
+    let by_id = |file: &Path| -> Result<HashMap<String, Row>> {
+        rows::read(file)?.into_iter().map(|row| Ok((row.need("id", &["id"])?, row))).collect()
+    };
+    let criteria = by_id(&file)?;
+    let references = file.with_file_name("reference.jsonl");
+    let references = if references.is_file() { by_id(&references)? } else { HashMap::new() };
     for task in tasks {
         let row = criteria
             .get(&task.id)
@@ -270,6 +284,9 @@ fn add_criteria(tasks: &mut [Task], path: &Path) -> Result<()> {
         for key in ["dimension_weight", "criterions"] {
             let value = row.fields.get(key).ok_or_else(|| row.error(format!("no {key:?}")))?;
             task.more.insert(key.to_owned(), value.clone());
+        }
+        if let Some(row) = references.get(&task.id) {
+            task.more.insert("reference".to_owned(), Value::from(row.need("report", &["article"])?));
         }
     }
     Ok(())

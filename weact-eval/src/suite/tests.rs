@@ -190,6 +190,33 @@ fn formats_without_a_sample_are_read_from_files_of_our_own() {
 }
 
 #[test]
+fn scibench_asks_for_the_unit_and_deepresearch_bench_has_its_references() {
+    let dir = tempfile::tempdir().expect("a folder");
+    for (unit, asked) in [
+        ("$10^{-15} \\mathrm{~m}$", " The unit of the answer is \\mathrm{~m}."),
+        (" MJ", " The unit of the answer is MJ."),
+        (" ", ""),
+    ] {
+        let row =
+            json!({"problem_text": "How far?", "answer_number": " 7.8", "unit": unit, "source": "fund", "problemid": " 1.1 "});
+        let task = read(Benchmark::SciBench, &file(&dir, "one.json", &json!([row]).to_string())).expect("a task").remove(0);
+        assert_eq!((task.id.as_str(), task.question), ("fund:1.1", format!("How far?{asked}")));
+    }
+    file(&dir, "query.jsonl", r#"{"id": 1, "topic": "t", "language": "en", "prompt": "Write."}"#);
+    file(
+        &dir,
+        "criteria.jsonl",
+        r#"{"id": 1, "prompt": "Write.", "dimension_weight": {"insight": 1.0}, "criterions": {"insight": []}}"#,
+    );
+    file(&dir, "reference.jsonl", r#"{"id": 1, "prompt": "Write.", "article": "The report."}"#);
+    let task = read(Benchmark::DeepResearchBench, dir.path()).expect("a task").remove(0);
+    assert_eq!((&task.more["reference"], &task.more["dimension_weight"]["insight"]), (&json!("The report."), &json!(1.0)));
+    file(&dir, "criteria.jsonl", r#"{"id": 2, "dimension_weight": {}, "criterions": {}}"#);
+    let error = read(Benchmark::DeepResearchBench, dir.path()).expect_err("none for it").to_string();
+    assert!(error.contains("no criteria for task \"1\""), "{error}");
+}
+
+#[test]
 fn each_malformation_is_named_with_its_place() {
     let dir = tempfile::tempdir().expect("a folder");
     let good = r#"{"id": "a", "question": "q", "answer": "x"}"#;
