@@ -409,6 +409,7 @@ fn each_fault_has_its_exit_status_and_one_line() {
     overflowing(&folder);
     for (name, text) in [
         ("good.jsonl", r#"{"id": "a", "ids": [1, 2, 3]}"#),
+        ("nothing.jsonl", ""),
         ("outside.jsonl", "{\"id\": \"a\", \"ids\": [1]}\n\n{\"id\": \"b\", \"ids\": [1, 100000]}"),
         ("negative.jsonl", r#"{"id": "a", "ids": [-1]}"#),
         ("empty.jsonl", r#"{"id": "a", "ids": []}"#),
@@ -462,6 +463,7 @@ fn each_fault_has_its_exit_status_and_one_line() {
         ("data import --from mcp good.jsonl --out o.jsonl".to_owned(), 2, "mcp-xml, dr-tulu or swe-agent"),
         ("data export unlabelled.jsonl --model absent --out o.jsonl".to_owned(), 2, "needs --capability"),
         ("grade --benchmark gaia --input absent.jsonl".to_owned(), 1, "absent.jsonl"),
+        ("grade --benchmark gaia --input nothing.jsonl".to_owned(), 1, "has no answers"),
         ("grade --benchmark ds1000 --input good.jsonl".to_owned(), 2, "no sandbox"),
         ("grade --benchmark gaja --input good.jsonl".to_owned(), 2, "unknown benchmark"),
         ("stats paired absent.jsonl absent.jsonl".to_owned(), 1, "can't read absent.jsonl"),
@@ -505,4 +507,76 @@ fn doctor_passes_and_a_reader_that_leaves_is_no_fault() {
         command(&["doctor", "--device", "cpu"], &folder).stdout(writer).stderr(Stdio::piped()).output().expect("it runs");
     let _shown = std::io::stderr().write_all(&output.stderr);
     assert_eq!((output.status.code(), output.stderr.len()), (Some(0), 0));
+}
+
+#[test]
+fn data_export_writes_parquet_and_counts_what_it_leaves_out() {
+    let folder = tempfile::tempdir().expect("a folder");
+    write(&folder, "mixed.jsonl", &jsonl(&[trajectory("a", true), trajectory("b", false), trajectory("c", true)]));
+    let model = smollm2();
+    let start = ["data", "export", "mixed.jsonl", "--model", model.to_str().expect("a path"), "--tool-protocol", "text"];
+    let export =
+        |more: &[&str]| weact(&[start.as_slice(), &["--capability", "search", "--out", "out.parquet"], more].concat(), &folder);
+    let refused = export(&[]);
+    assert!(refused.status == 1 && refused.stderr.contains("1 of 3 rows would train nothing"), "{}", refused.stderr);
+    assert!(!folder.path().join("out.parquet").exists());
+    let summary = export(&["--allow-empty", "--json"]).json();
+    assert_eq!((&summary["samples"], &summary["empty_rows"][0]["id"]), (&json!(2), &json!("b")));
+    let bytes = fs::read(folder.path().join("out.parquet")).expect("a file");
+    assert!(bytes.starts_with(b"PAR1") && bytes.ends_with(b"PAR1"));
+}
+
+/// A model behind HTTP that says the same to everyone; it ends with its listener.
+fn model_that_says(reply: &str) -> String {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let body = json!({"choices": [{"message": {"role": "assistant", "content": reply}, "finish_reason": "stop"}]}).to_string();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.expect("a connection");
+            let mut request = Vec::new();
+            let mut buffer = [0; 4096];
+            let whole = |request: &[u8]| {
+                let text = String::from_utf8_lossy(request).to_lowercase();
+                let (head, body) = text.split_once("\r\n\r\n")?;
+                let length: usize = head.lines().find_map(|l| l.strip_prefix("content-length: "))?.trim().parse().ok()?;
+                (body.len() >= length).then_some(())
+            };
+            while whole(&request).is_none() {
+                let n = std::io::Read::read(&mut stream, &mut buffer).expect("a request");
+                request.extend_from_slice(&buffer[..n]);
+            }
+            let head = format!(
+                "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
+                body.len()
+            );
+            stream.write_all((head + &body).as_bytes()).expect("written");
+        }
+    });
+    format!("http://{address}/v1")
+}
+
+#[test]
+fn a_model_labels_and_judges_over_http() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let messages = json!([{"role": "user", "content": "who?"}, {"role": "assistant", "content": "I plan."},
+        {"role": "user", "content": "go on"}, {"role": "assistant", "content": "Ada."}]);
+    write(&folder, "rows.jsonl", &jsonl(&[json!({"id": "a", "messages": messages})]));
+    let label = |url: &str| {
+        let line = ["data", "label", "rows.jsonl", "--out", "out.jsonl", "--annotator", url, "--annotator-model", "m", "--json"];
+        weact(&line, &folder)
+    };
+    let summary = label(&model_that_says(r#"{"labels": {"1": "plan", "3": "write"}}"#)).json();
+    assert_eq!((&summary["spans"], &summary["labeller"]["annotator"]), (&json!({"plan": 1, "write": 1}), &json!("m")));
+    let outcome = label(&model_that_says("plan, then write"));
+    assert!(outcome.status == 1 && outcome.stderr.contains("the annotator's reply can't be used"), "{}", outcome.stderr);
+
+    write(&folder, "answers.jsonl", &jsonl(&[json!({"id": "1", "question": "who?", "prediction": "Ada L.", "gold": "Ada"})]));
+    let grade = |url: &str| {
+        weact(&["grade", "--benchmark", "frames", "--input", "answers.jsonl", "--judge", url, "--judge-model", "m"], &folder)
+    };
+    let judged = grade(&model_that_says("Explanation: the same person.\n**Decision:** TRUE"));
+    assert!(judged.status == 0 && judged.stdout.contains("\"verdict\":\"correct\""), "{}{}", judged.stdout, judged.stderr);
+    let unread = grade(&model_that_says("I would rather not say."));
+    assert!(unread.status == 1 && unread.stdout.contains("\"verdict\":\"judge_error\""), "{}{}", unread.stdout, unread.stderr);
 }

@@ -167,7 +167,11 @@ fn read(args: &Args) -> Result<Vec<Row>> {
         let task = Task { id, question: parsed.question.unwrap_or_default(), gold, files: Vec::new(), more };
         Ok(Row { number, task, prediction: parsed.prediction, line })
     };
-    lines::read::<Map<String, Value>>(&args.input)?.into_iter().map(row).collect()
+    let read = lines::read::<Map<String, Value>>(&args.input)?;
+    if read.is_empty() {
+        return Err(weact::core::Error::file(&args.input, "has no answers"));
+    }
+    read.into_iter().map(row).collect()
 }
 
 fn answer(value: &Value) -> Option<String> {
