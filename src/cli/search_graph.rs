@@ -5,7 +5,7 @@ use std::{path::PathBuf, process::ExitCode};
 use serde_json::{Value, json};
 use weact::{
     core::trajectory,
-    eval::search_graph::{BUILDER, Case, METRICS, lexical_case, means, metrics},
+    eval::search_graph::{Case, METRICS, MatchRule, lexical_case, means, metrics},
 };
 
 use super::{Common, lines};
@@ -18,9 +18,19 @@ pub(super) struct Args {
     /// The file holds trajectories or episodes: make their graphs first, by their words
     #[arg(long)]
     from_episodes: bool,
+    /// How constraints are matched with queries where an annotation has no query_unit_ids
+    #[arg(long, value_name = "RULE")]
+    match_rule: Option<Rule>,
     /// Where the metrics of each case go; without it, to stdout
     #[arg(long, value_name = "FILE.jsonl")]
     out: Option<PathBuf>,
+}
+
+/// Names of the rules.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Rule {
+    TokenCoverage,
+    DistinctiveTerms,
 }
 
 /// Runs it.
@@ -29,6 +39,7 @@ pub(super) fn run(args: &Args, common: &Common) -> anyhow::Result<ExitCode> {
     if cases.is_empty() {
         return Err(weact::core::Error::file(&args.file, "has no cases").into());
     }
+    let builder = builder(&cases).map_err(|why| weact::core::Error::file(&args.file, why))?;
     let values: Vec<_> = cases.iter().map(|case| metrics(&case.graph, case.annotation.as_ref())).collect();
     let rows: Vec<Value> = cases
         .iter()
@@ -44,7 +55,7 @@ pub(super) fn run(args: &Args, common: &Common) -> anyhow::Result<ExitCode> {
         .collect();
     let means = means(&values);
     let mut summary = json!(means);
-    summary["builder"] = json!(args.from_episodes.then_some(BUILDER));
+    summary["builder"] = json!(builder);
     match &args.out {
         Some(path) => lines::write(path, &rows)?,
         None if common.say.json => {}
@@ -64,9 +75,13 @@ pub(super) fn run(args: &Args, common: &Common) -> anyhow::Result<ExitCode> {
 }
 
 fn read(args: &Args) -> anyhow::Result<Vec<Case>> {
+    let rule = args.match_rule.map(|rule| match rule {
+        Rule::TokenCoverage => MatchRule::TokenCoverage,
+        Rule::DistinctiveTerms => MatchRule::DistinctiveTerms,
+    });
     let mut cases: Vec<Case> = Vec::new();
     for (number, record) in lines::read::<Value>(&args.file)? {
-        let case = Case::read(&record).map_err(|why| lines::wrong(&args.file, number, why.to_string()))?;
+        let case = Case::read(&record, rule).map_err(|why| lines::wrong(&args.file, number, why.to_string()))?;
         if cases.iter().any(|other| other.case_id == case.case_id) {
             return Err(lines::wrong(&args.file, number, format!("case {:?} stands above already", case.case_id)).into());
         }
@@ -76,5 +91,19 @@ fn read(args: &Args) -> anyhow::Result<Vec<Case>> {
 }
 
 fn built(args: &Args) -> anyhow::Result<Vec<Case>> {
-    Ok(trajectory::read(&args.file)?.iter().map(|row| lexical_case(row, None)).collect::<Result<_, _>>()?)
+    Ok(trajectory::read(&args.file)?.iter().map(lexical_case).collect::<Result<_, _>>()?)
+}
+
+/// What made the graphs: the same for all, since means over graphs made in different ways compare the ways.
+fn builder(cases: &[Case]) -> Result<Option<&str>, String> {
+    let first = &cases[0];
+    match cases.iter().find(|case| case.builder != first.builder) {
+        None => Ok(first.builder.as_deref()),
+        Some(other) => {
+            let made =
+                |case: &Case| case.builder.as_ref().map_or_else(|| "no builder".to_owned(), |name| format!("builder {name:?}"));
+            let (a, b) = (made(first), made(other));
+            Err(format!("case {:?} has {a} and case {:?} has {b}: measure them apart", first.case_id, other.case_id))
+        }
+    }
 }

@@ -8,7 +8,7 @@ use std::{
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use weact::core::stats::{self, Outcome, Verdict};
+use weact::core::stats::{self, Law, Outcome, Verdict};
 
 use super::{Common, exit::Usage, lines};
 
@@ -36,9 +36,8 @@ pub(super) struct Paired {
 #[derive(Deserialize)]
 struct Line {
     id: Value,
-    #[serde(default)]
-    seed: Option<u64>,
     success: Value,
+    seed: u64,
     #[serde(flatten)]
     others: Map<String, Value>,
 }
@@ -59,9 +58,14 @@ pub(super) fn run(command: &Command, common: &Common) -> anyhow::Result<ExitCode
         Verdict::Worse => "B is credibly worse",
         Verdict::NoCredibleDifference => "no credible difference",
     };
+    let law = match result.law {
+        Law::Exact => "exact".to_owned(),
+        Law::Sampled(n) => format!("{n}-fold"),
+    };
+    let p = if result.mcnemar_p < 1e-4 { "< 0.0001".to_owned() } else { format!("= {:.4}", result.mcnemar_p) };
     let text = format!(
-        "{} pairs\nA        {} % {}\nB        {} % {}\nB - A    {} points; 95 % {}, 90 % {} (bootstrap over {cluster})\n\
-         McNemar  p = {:.4} (only A {}, only B {})\n{verdict}; {} within {margin} points",
+        "{} pairs\nA        {} % {}\nB        {} % {}\nB - A    {} points; 95 % {}, 90 % {} ({law} bootstrap over {} of {cluster})\n\
+         McNemar  p {} (only A {}, only B {})\n{verdict}; {} within {margin} points",
         result.n,
         percent(result.rate_a),
         interval(result.wilson_a),
@@ -70,11 +74,17 @@ pub(super) fn run(command: &Command, common: &Common) -> anyhow::Result<ExitCode
         percent(result.delta),
         interval(result.bootstrap95),
         interval(result.bootstrap90),
-        result.mcnemar_p,
+        result.n_clusters,
+        p,
         result.b,
         result.c,
         if result.equivalent { "equivalent" } else { "not shown to be equivalent" },
     );
+    if result.n_clusters < 2 {
+        common.say.warn(&format!(
+            "all pairs are of one {cluster}: the intervals and the verdict say nothing, --cluster names another key"
+        ));
+    }
     common.say.result(&text, &json!(result))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -98,10 +108,11 @@ fn read(path: &Path, cluster: &str) -> anyhow::Result<Vec<Outcome>> {
         };
         let task = match cluster {
             "id" => Some(id.clone()),
+            "seed" => Some(line.seed.to_string()),
             key => line.others.get(key).and_then(text),
         };
         let task = task.ok_or_else(|| wrong(format!("no {cluster:?}: every line names its cluster (--cluster KEY)")))?;
-        let seed = line.seed.unwrap_or(0);
+        let seed = line.seed;
         if let Some(before) = places.insert((id.clone(), seed), number) {
             return Err(wrong(format!("id {id:?} with seed {seed} stands on line {before} already")).into());
         }

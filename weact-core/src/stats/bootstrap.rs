@@ -6,12 +6,14 @@ use rand::Rng;
 use rand_chacha::{ChaCha8Rng, rand_core::SeedableRng};
 use serde::Serialize;
 
-/// The most additions that the exact law may take.
-const MAX_EXACT: usize = 20_000_000;
+/// The most additions that the exact law may take: some tenths of a second.
+const MAX_ADDITIONS: f64 = 1e9;
+/// The most sums that it may tell apart.
+const MAX_SUMS: f64 = 4e6;
 /// Resamples where the law is not computed.
 const RESAMPLES: usize = 100_000;
-/// Probabilities this close to a quantile's level count as having reached it.
-const ROUNDING: f64 = 1e-12;
+/// Probabilities this close below a quantile's level count as having reached it: thousands of additions round.
+const ROUNDING: f64 = 1e-9;
 
 /// How a distribution was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -74,25 +76,63 @@ impl Bootstrap {
     }
 }
 
-/// The law by convolution over the lattice of sums; `None` where that takes too long.
+/// The values that one cluster's sum or size takes: `low + i step` with `i` up to `reach`.
+struct Lattice {
+    low: i64,
+    step: i64,
+    reach: usize,
+}
+
+impl Lattice {
+    fn of(values: impl Iterator<Item = i64> + Clone) -> Self {
+        let low = values.clone().min().expect("there is a cluster");
+        let step = values.clone().fold(0, |step, value| gcd(step, value - low)).max(1);
+        let reach = values.max().map_or(0, |high| ((high - low) / step) as usize);
+        Self { low, step, reach }
+    }
+
+    fn index(&self, value: i64) -> usize {
+        ((value - self.low) / self.step) as usize
+    }
+
+    /// The `i`-th sum of `n` values.
+    fn sum(&self, n: usize, i: usize) -> f64 {
+        self.low as f64 * n as f64 + self.step as f64 * i as f64
+    }
+}
+
+fn gcd(a: i64, b: i64) -> i64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// The law by convolution over the lattice of sums and sizes, one drawn cluster after the other; `None` where that takes too long.
 fn exact(kinds: &BTreeMap<(i64, u64), usize>, n_clusters: usize) -> Option<Vec<(f64, f64)>> {
-    let mut law: BTreeMap<(i64, u64), f64> = BTreeMap::from([((0, 0), 1.0)]);
-    let mut n_additions = 0;
-    for _ in 0..n_clusters {
-        n_additions += law.len() * kinds.len();
-        if n_additions > MAX_EXACT {
-            return None;
-        }
-        let mut next: BTreeMap<(i64, u64), f64> = BTreeMap::new();
-        for (&(sum, n), probability) in &law {
-            for (&(d, m), &count) in kinds {
-                *next.entry((sum + d, n + m)).or_default() += probability * count as f64 / n_clusters as f64;
+    let sums = Lattice::of(kinds.keys().map(|(sum, _)| *sum));
+    let sizes = Lattice::of(kinds.keys().map(|(_, n)| *n as i64));
+    let n_sums = (n_clusters as f64 * sums.reach as f64 + 1.0) * (n_clusters as f64 * sizes.reach as f64 + 1.0);
+    if n_sums > MAX_SUMS || n_sums * n_clusters as f64 * kinds.len() as f64 > MAX_ADDITIONS {
+        return None;
+    }
+    let (rows, columns) = (n_clusters * sizes.reach + 1, n_clusters * sums.reach + 1);
+    let mut law = vec![0.0; rows * columns];
+    law[0] = 1.0;
+    for n_drawn in 0..n_clusters {
+        let (height, width) = (n_drawn * sizes.reach + 1, n_drawn * sums.reach + 1);
+        let mut next = vec![0.0; rows * columns];
+        for (&(sum, n), &count) in kinds {
+            let (down, right) = (sizes.index(n as i64), sums.index(sum));
+            let share = count as f64 / n_clusters as f64;
+            for row in 0..height {
+                let from = &law[row * columns..][..width];
+                let to = &mut next[(row + down) * columns + right..][..width];
+                to.iter_mut().zip(from).for_each(|(to, from)| *to += share * from);
             }
         }
         law = next;
     }
-    let ratio = |((sum, n), probability): ((i64, u64), f64)| (sum as f64 / n as f64, probability);
-    Some(sorted(law.into_iter().map(ratio).collect()))
+    let ratio = |i: usize| sums.sum(n_clusters, i % columns) / sizes.sum(n_clusters, i / columns);
+    let possible = law.iter().enumerate().filter(|(_, probability)| **probability > 0.0);
+    Some(sorted(possible.map(|(i, probability)| (ratio(i), *probability)).collect()))
 }
 
 fn sampled(clusters: &[(i64, u64)], seed: u64) -> Vec<(f64, f64)> {
@@ -134,6 +174,51 @@ mod tests {
         assert_eq!(law.atoms, [(0.0, 0.25), (0.5, 0.5), (1.0, 0.25)]);
         assert_eq!((law.quantile(0.25), law.quantile(0.26), law.interval(0.9)), (0.0, 0.5, (0.0, 1.0)));
         assert_eq!(law.mean(), 0.5);
+    }
+
+    /// Every way to draw, for clusters of one size and of several, on lattices with and without gaps.
+    #[test]
+    fn the_exact_law_is_that_of_all_ways_to_draw() {
+        for clusters in [
+            vec![(3, 3)],
+            vec![(-2, 5), (4, 5), (1, 5)],
+            vec![(0, 2), (6, 4), (-4, 6), (2, 2)],
+            vec![(1, 3), (1, 3), (-1, 1), (0, 4), (2, 2)],
+        ] {
+            let n = clusters.len();
+            let draw = |mut way: usize| {
+                let (mut sum, mut size) = (0, 0);
+                for _ in 0..n {
+                    let (d, m) = clusters[way % n];
+                    (sum, size, way) = (sum + d, size + m, way / n);
+                }
+                (sum as f64 / size as f64, 1.0 / n.pow(n as u32) as f64)
+            };
+            let expected = sorted((0..n.pow(n as u32)).map(draw).collect());
+            let law = cluster_bootstrap(&clusters, 0);
+            assert_eq!((law.law, law.atoms.len()), (Law::Exact, expected.len()), "{clusters:?}");
+            for (own, expected) in law.atoms.iter().zip(&expected) {
+                assert!(
+                    own.0 == expected.0 && (own.1 - expected.1).abs() < 1e-12,
+                    "{clusters:?}: {own:?}, expected {expected:?}"
+                );
+            }
+        }
+    }
+
+    /// As many single tasks as Table 1 has.
+    #[test]
+    fn thousands_of_equal_clusters_have_an_exact_law() {
+        let clusters: Vec<(i64, u64)> = (0..5449).map(|i| (i % 10 / 8 - i % 7 / 6, 1)).collect();
+        let law = cluster_bootstrap(&clusters, 0);
+        let n = clusters.len() as f64;
+        let mean = clusters.iter().map(|(d, _)| *d as f64).sum::<f64>() / n;
+        let variance = clusters.iter().map(|(d, _)| (*d as f64 - mean).powi(2)).sum::<f64>() / n;
+        let (low, high) = law.interval(0.95);
+        assert_eq!(law.law, Law::Exact);
+        assert!((law.mean() - mean).abs() < 1e-10);
+        let half = 1.96 * (variance / n).sqrt();
+        assert!((low - (mean - half)).abs() < 2.0 / n && (high - (mean + half)).abs() < 2.0 / n, "{low} {high}");
     }
 
     #[test]

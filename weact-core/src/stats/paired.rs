@@ -4,7 +4,11 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Z95, bootstrap::cluster_bootstrap, wilson};
+use super::{
+    Z95,
+    bootstrap::{Law, cluster_bootstrap},
+    wilson,
+};
 use crate::{Error, Result};
 
 /// One task's outcome under one method.
@@ -28,7 +32,7 @@ pub enum Verdict {
     Better,
     /// B is worse: it lies below zero.
     Worse,
-    /// It holds zero, or touches it.
+    /// It holds zero, or touches it; or all pairs are of one cluster, which tells nothing about the spread of others.
     NoCredibleDifference,
 }
 
@@ -53,13 +57,17 @@ pub struct Paired {
     pub c: u64,
     /// McNemar's exact two-sided p, at most 1.
     pub mcnemar_p: f64,
+    /// Clusters. With one alone the bootstrap has nothing to draw from: its intervals are `delta` itself and say nothing.
+    pub n_clusters: usize,
+    /// How the bootstrap's distribution was found.
+    pub law: Law,
     /// The task-clustered bootstrap's 95 % interval of `delta`.
     pub bootstrap95: (f64, f64),
     /// The 90 % interval.
     pub bootstrap90: (f64, f64),
     /// What the 95 % interval says.
     pub verdict: Verdict,
-    /// Two one-sided tests at 5 %: the 90 % interval lies within the margin on both sides.
+    /// Two one-sided tests at 5 %: the 90 % interval lies within the margin on both sides. Not shown by one cluster.
     pub equivalent: bool,
 }
 
@@ -69,16 +77,13 @@ pub fn mcnemar(b: u64, c: u64) -> f64 {
     if n == 0 {
         return 1.0;
     }
-    // ln C(n, i) grows term by term, so that large counts don't overflow.
-    let mut ln_choose = 0.0;
-    let mut terms = Vec::new();
-    for i in 0..=b.min(c) {
-        if i > 0 {
-            ln_choose += ((n - i + 1) as f64).ln() - (i as f64).ln();
-        }
-        terms.push(ln_choose - n as f64 * std::f64::consts::LN_2);
+    // ln (C(n, i) / 2^n) grows term by term, so that large counts don't overflow.
+    let mut ln_term = -(n as f64) * std::f64::consts::LN_2;
+    let mut tail = ln_term.exp();
+    for i in 1..=b.min(c) {
+        ln_term += ((n - i + 1) as f64 / i as f64).ln();
+        tail += ln_term.exp();
     }
-    let tail: f64 = terms.iter().map(|term| term.exp()).sum();
     (2.0 * tail).min(1.0)
 }
 
@@ -116,9 +121,11 @@ pub fn paired(a: &[Outcome], b: &[Outcome], margin: f64, seed: u64) -> Result<Pa
         cluster.1 += 1;
     }
     let n = first.len();
+    let n_clusters = clusters.len();
     let law = cluster_bootstrap(&clusters.into_values().collect::<Vec<_>>(), seed);
     let (bootstrap95, bootstrap90) = (law.interval(0.95), law.interval(0.9));
     let verdict = match bootstrap95 {
+        _ if n_clusters < 2 => Verdict::NoCredibleDifference,
         (low, _) if low > 0.0 => Verdict::Better,
         (_, high) if high < 0.0 => Verdict::Worse,
         _ => Verdict::NoCredibleDifference,
@@ -134,10 +141,12 @@ pub fn paired(a: &[Outcome], b: &[Outcome], margin: f64, seed: u64) -> Result<Pa
         b: only_a,
         c: only_b,
         mcnemar_p: mcnemar(only_a, only_b),
+        n_clusters,
+        law: law.law,
         bootstrap95,
         bootstrap90,
         verdict,
-        equivalent: bootstrap90.0 >= -margin - rounding && bootstrap90.1 <= margin + rounding,
+        equivalent: n_clusters > 1 && bootstrap90.0 >= -margin - rounding && bootstrap90.1 <= margin + rounding,
     })
 }
 
@@ -153,6 +162,8 @@ fn by_id<'a>(outcomes: &'a [Outcome], list: &str) -> Result<BTreeMap<(&'a str, u
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn outcomes(successes: &[u8]) -> Vec<Outcome> {
@@ -173,7 +184,62 @@ mod tests {
             assert!((mcnemar(b, c) - expected).abs() < 1e-12, "{b} {c}: {}", mcnemar(b, c));
             assert_eq!(mcnemar(b, c), mcnemar(c, b));
         }
-        assert!(mcnemar(100_000, 100_300).is_finite());
+        // The normal approximation with its correction for continuity, where it is good.
+        for (b, c) in [(50_000, 50_300), (100_000, 101_000)] {
+            let z = ((c - b) as f64 - 1.0) / ((b + c) as f64).sqrt();
+            let normal = erfc_by_sum(z);
+            assert!((mcnemar(b, c) - normal).abs() < 1e-4, "{b} {c}: {} {normal}", mcnemar(b, c));
+        }
+        assert_eq!(mcnemar(1_000_000, 1_000_000), 1.0);
+    }
+
+    /// The two-sided tail of the standard normal distribution above `z`, by the trapezoidal rule.
+    fn erfc_by_sum(z: f64) -> f64 {
+        let density = |x: f64| (-x * x / 2.0).exp() * (2.0 / std::f64::consts::PI).sqrt();
+        let step = 1e-4;
+        (0..100_000).map(|i| step * (density(z + step * f64::from(i)) + density(z + step * f64::from(i + 1))) / 2.0).sum()
+    }
+
+    proptest! {
+        #[test]
+        fn mcnemar_equals_the_integer_sum(b in 0_u64..60, c in 0_u64..60) {
+            let n = b + c;
+            let mut row = vec![1_u128];
+            for _ in 0..n {
+                let inner: Vec<u128> = row.windows(2).map(|pair| pair[0] + pair[1]).collect();
+                row = [vec![1], inner, vec![1]].concat();
+            }
+            let tail: u128 = row[..=b.min(c) as usize].iter().sum();
+            let expected = (2.0 * tail as f64 / 2_f64.powi(n as i32)).min(1.0);
+            prop_assert!((mcnemar(b, c) - expected).abs() < 1e-12);
+        }
+
+        /// Swapping the lists mirrors the comparison, whatever the order of their lines.
+        #[test]
+        fn a_comparison_mirrors(successes in proptest::collection::vec((0_u8..2, 0_u8..2, 0_usize..4), 1..30)) {
+            let of = |side: fn(&(u8, u8, usize)) -> u8| -> Vec<Outcome> {
+                let mut outcomes = outcomes(&successes.iter().map(side).collect::<Vec<_>>());
+                outcomes.iter_mut().zip(&successes).for_each(|(outcome, (_, _, task))| outcome.task = format!("t{task}"));
+                outcomes
+            };
+            let (a, mut b) = (of(|s| s.0), of(|s| s.1));
+            b.reverse();
+            let (ab, ba) = (paired(&a, &b, 0.1, 0).expect("aligned"), paired(&b, &a, 0.1, 0).expect("aligned"));
+            prop_assert_eq!((ab.b, ab.c, ab.mcnemar_p, ab.delta), (ba.c, ba.b, ba.mcnemar_p, -ba.delta));
+            prop_assert_eq!((ab.rate_a, ab.wilson_a), (ba.rate_b, ba.wilson_b));
+            prop_assert!(ab.bootstrap95.0 <= ab.bootstrap90.0 && ab.bootstrap90.1 <= ab.bootstrap95.1);
+            prop_assert!(ab.verdict == Verdict::NoCredibleDifference || ab.verdict != ba.verdict);
+        }
+    }
+
+    #[test]
+    fn one_cluster_shows_nothing() {
+        let mut a = outcomes(&[0, 0, 0, 0]);
+        a.iter_mut().for_each(|outcome| outcome.task = "t".to_owned());
+        let b: Vec<Outcome> = a.iter().map(|outcome| Outcome { success: true, ..outcome.clone() }).collect();
+        let better = paired(&a, &b, 1.0, 0).expect("aligned");
+        assert_eq!((better.n_clusters, better.verdict, better.equivalent), (1, Verdict::NoCredibleDifference, false));
+        assert!(!paired(&a, &a, 1.0, 0).expect("aligned").equivalent);
     }
 
     /// 55 items, 40 against 32 right, ten only A, two only B.

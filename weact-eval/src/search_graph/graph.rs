@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::matching::MatchRule;
 use crate::{Error, Result};
 
 /// The question's node.
@@ -71,8 +72,10 @@ pub struct Edge {
 
 /// An evidential query graph.
 ///
-/// Invariant: ids are unique, edges join known nodes, and all kinds together have no cycle.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+/// Invariant: ids are unique, the three special ids and no others belong to nodes that are no queries, edges join known nodes, and all kinds
+/// together have no cycle.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "Value")]
 pub struct Graph {
     nodes: Vec<Node>,
     edges: Vec<Edge>,
@@ -98,7 +101,8 @@ pub struct Annotation {
 }
 
 /// One task's graph with its annotation, if there is one.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "Value")]
 pub struct Case {
     /// The task.
     pub case_id: String,
@@ -116,10 +120,15 @@ impl Graph {
     /// A graph of these parts.
     ///
     /// # Errors
-    /// If an id stands twice, an edge has an unknown end, or there is a cycle.
+    /// If an id is empty, stands twice or is another kind's, an edge has an unknown end, or there is a cycle.
     pub fn new(nodes: Vec<Node>, edges: Vec<Edge>) -> Result<Self> {
         let mut ids = BTreeSet::new();
         for node in &nodes {
+            let special = special(&node.id);
+            if node.id.is_empty() || special.unwrap_or(NodeType::Query) != node.kind {
+                let kind = node.kind;
+                return Err(Error::Other(format!("node {:?} can't be of type {kind:?}: its id tells its type", node.id)));
+            }
             if !ids.insert(node.id.as_str()) {
                 return Err(Error::Other(format!("node {:?} stands twice", node.id)));
             }
@@ -149,14 +158,15 @@ impl Graph {
         self.nodes.iter().filter(|node| node.kind == NodeType::Query).map(|node| node.id.as_str())
     }
 
-    /// Takes away what has no edge left coming in, until nothing is left.
+    /// Takes away what has no edge left coming in or none going out, until nothing is left.
     fn check_acyclic(&self) -> Result<()> {
         let mut left: BTreeSet<&str> = self.nodes.iter().map(|node| node.id.as_str()).collect();
         loop {
-            let blocked: BTreeSet<&str> =
-                self.edges.iter().filter(|edge| left.contains(edge.source.as_str())).map(|edge| edge.target.as_str()).collect();
+            let is_open = |edge: &&Edge| left.contains(edge.source.as_str()) && left.contains(edge.target.as_str());
+            let (from, to): (BTreeSet<&str>, BTreeSet<&str>) =
+                self.edges.iter().filter(is_open).map(|edge| (edge.source.as_str(), edge.target.as_str())).unzip();
             let n_before = left.len();
-            left.retain(|id| blocked.contains(id));
+            left.retain(|id| from.contains(id) && to.contains(id));
             if left.is_empty() {
                 return Ok(());
             }
@@ -205,30 +215,63 @@ impl Annotation {
 
 impl Case {
     /// Reads a record: `{"case_id", "graph", "annotation"}`; the graph may also stand under `final_ground_truth_dag` or be the record itself,
-    /// and the id under `task_id`.
+    /// and the id under `task_id`. An annotation without `query_unit_ids` is matched by `rule`.
     ///
     /// # Errors
     /// What is wrong with it.
-    pub fn read(record: &Value) -> Result<Self> {
-        let id = ["case_id", "task_id"].iter().find_map(|key| match &record[*key] {
-            Value::String(id) => Some(id.clone()),
-            Value::Number(id) => Some(id.to_string()),
-            _ => None,
-        });
-        let case_id = id.ok_or_else(|| Error::Other("no case_id (or task_id)".to_owned()))?;
+    pub fn read(record: &Value, rule: Option<MatchRule>) -> Result<Self> {
+        let case_id = case_id(record).ok_or_else(|| Error::Other("no case_id (or task_id)".to_owned()))?;
         let raw =
             ["graph", "final_ground_truth_dag"].iter().map(|key| &record[*key]).find(|graph| graph.is_object()).unwrap_or(record);
         let graph = read_graph(raw)?;
-        let annotation: Option<Annotation> = match &record["annotation"] {
+        let annotation = match &record["annotation"] {
             Value::Null => None,
-            raw => Some(serde_json::from_value(raw.clone()).map_err(|e| Error::Other(format!("annotation: {e}")))?),
+            raw => match self::case_id(raw) {
+                Some(other) if other != case_id => return Err(Error::Other(format!("the annotation is of case {other:?}"))),
+                _ => Some(read_annotation(raw, &graph, rule)?),
+            },
         };
-        if let Some(annotation) = &annotation {
-            annotation.check(&graph)?;
-        }
-        let builder = record["builder"].as_str().map(str::to_owned);
-        Ok(Self { case_id, graph, annotation, builder })
+        let builder = optional(&record["builder"], Value::as_str).map_err(|e| Error::Other(format!("builder: {e}")))?;
+        Ok(Self { case_id, graph, annotation, builder: builder.map(str::to_owned) })
     }
+}
+
+impl TryFrom<Value> for Case {
+    type Error = Error;
+
+    fn try_from(record: Value) -> Result<Self> {
+        Self::read(&record, None)
+    }
+}
+
+impl TryFrom<Value> for Graph {
+    type Error = Error;
+
+    fn try_from(raw: Value) -> Result<Self> {
+        read_graph(&raw)
+    }
+}
+
+fn case_id(record: &Value) -> Option<String> {
+    ["case_id", "task_id"].iter().find_map(|key| match &record[*key] {
+        Value::String(id) => Some(id.clone()),
+        Value::Number(id) => Some(id.to_string()),
+        _ => None,
+    })
+}
+
+fn read_annotation(raw: &Value, graph: &Graph, rule: Option<MatchRule>) -> Result<Annotation> {
+    let wrong = |why: &dyn std::fmt::Display| Error::Other(format!("annotation: {why}"));
+    if raw["query_unit_ids"].is_null() && raw.is_object() {
+        let units: Vec<Unit> =
+            serde_json::from_value(raw["constraint_units"].clone()).map_err(|e| wrong(&format!("constraint_units: {e}")))?;
+        let rule =
+            rule.ok_or_else(|| wrong(&"no query_unit_ids: list every query's units, or choose a rule that matches their words"))?;
+        return Annotation::by_words(units, graph, rule);
+    }
+    let annotation: Annotation = serde_json::from_value(raw.clone()).map_err(|e| wrong(&e))?;
+    annotation.check(graph)?;
+    Ok(annotation)
 }
 
 fn read_graph(raw: &Value) -> Result<Graph> {
@@ -243,17 +286,37 @@ fn read_graph(raw: &Value) -> Result<Graph> {
     Graph::new(nodes, edges)
 }
 
-/// A node's type may be left out where its id tells it.
+/// A node's type may be left out where its id tells it. Builders name the types of special nodes as they like.
 fn read_node(raw: &Value) -> Result<Node> {
-    let wrong = |why: &str| Error::Other(format!("node {raw}: {why}"));
-    let id = raw["id"].as_str().ok_or_else(|| wrong("no id"))?;
+    let wrong = |why: String| Error::Other(format!("node {raw}: {why}"));
+    let id = raw["id"].as_str().ok_or_else(|| wrong("no id".to_owned()))?;
     let is_numbered = id.strip_prefix('q').is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()));
-    let kind = match (id, &raw["type"]) {
-        (QUESTION, _) => NodeType::Question,
-        (PRIOR_KNOWLEDGE, _) => NodeType::PriorKnowledge,
-        (ANSWER, _) => NodeType::Answer,
-        (_, Value::Null) if is_numbered => NodeType::Query,
-        (_, kind) => serde_json::from_value(kind.clone()).map_err(|_| wrong("type must be Query, or the id q and a number"))?,
+    let is_query = raw["type"].as_str().is_some_and(|kind| kind.eq_ignore_ascii_case("query"));
+    let kind = match special(id) {
+        Some(kind) if !is_query => kind,
+        None if is_query || is_numbered && raw["type"].is_null() => NodeType::Query,
+        Some(_) => return Err(wrong("this id is no query's".to_owned())),
+        None => return Err(wrong("type must be Query, or the id q and a number".to_owned())),
     };
-    Ok(Node { id: id.to_owned(), kind, text: raw["text"].as_str().map(str::to_owned), turn: raw["turn"].as_u64() })
+    let text = optional(&raw["text"], Value::as_str).map_err(|e| wrong(format!("text: {e}")))?;
+    let turn = optional(&raw["turn"], Value::as_u64).map_err(|e| wrong(format!("turn: {e}")))?;
+    Ok(Node { id: id.to_owned(), kind, text: text.map(str::to_owned), turn })
+}
+
+/// The nodes that are no queries are known by their ids.
+fn special(id: &str) -> Option<NodeType> {
+    match id {
+        QUESTION => Some(NodeType::Question),
+        PRIOR_KNOWLEDGE => Some(NodeType::PriorKnowledge),
+        ANSWER => Some(NodeType::Answer),
+        _ => None,
+    }
+}
+
+/// A value that may be absent or null, but not of another form.
+fn optional<'a, T>(raw: &'a Value, read: impl Fn(&'a Value) -> Option<T>) -> std::result::Result<Option<T>, String> {
+    match raw {
+        Value::Null => Ok(None),
+        raw => read(raw).map(Some).ok_or_else(|| format!("it can't be {raw}")),
+    }
 }

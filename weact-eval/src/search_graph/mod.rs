@@ -7,10 +7,12 @@
 
 mod graph;
 mod metrics;
+mod matching;
 mod lexical;
 
 pub use graph::{ANSWER, Annotation, Case, Edge, EdgeKind, Graph, Node, NodeType, PRIOR_KNOWLEDGE, QUESTION, Unit};
-pub use lexical::{BUILDER, distinctive_terms, lexical_case, token_coverage};
+pub use lexical::{BUILDER, lexical_case};
+pub use matching::MatchRule;
 pub use metrics::{METRICS, Means, Metrics, means, metrics};
 
 #[cfg(test)]

@@ -11,7 +11,8 @@ pub enum Cipher {
     /// BrowseComp: the key is the SHA-256 of the canary
     /// ([simple-evals](https://github.com/openai/simple-evals/blob/ee3b0318d8d1d9d72755a4120879be65f7c07e9e/browsecomp_eval.py)).
     Hashed,
-    /// xbench: the key is the canary itself ([xbench-evals](https://github.com/xbench-ai/xbench-evals)).
+    /// xbench: the key is the canary itself
+    /// ([xbench-evals](https://github.com/xbench-ai/xbench-evals/tree/17c562192cc7e62215bfb98b65e9f8806fb95504)).
     Raw,
 }
 

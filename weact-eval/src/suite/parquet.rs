@@ -3,12 +3,12 @@
 use std::{fs::File, path::Path};
 
 use polars::prelude::{AnyValue, ParquetReader, SerReader, Series};
-use serde_json::{Map, Value};
+use serde_json::{Map, Number, Value};
 
 use super::rows::Row;
 use crate::{Error, Result};
 
-/// Reads all rows; lists become arrays, structs objects, bytes are refused.
+/// Reads all rows; lists become arrays and structs objects. What JSON has no like of, as bytes, dates and NaN, is refused.
 pub(super) fn read(path: &Path) -> Result<Vec<Row>> {
     let wrong = |why: String| Error::from(weact_core::Error::file(path, why));
     let file = File::open(path).map_err(|e| weact_core::Error::io("can't open", path, e))?;
@@ -47,13 +47,16 @@ fn value(cell: &AnyValue<'_>) -> Cell<Value> {
         AnyValue::Int16(n) => Value::from(*n),
         AnyValue::Int32(n) => Value::from(*n),
         AnyValue::Int64(n) => Value::from(*n),
-        AnyValue::Float32(x) => Value::from(*x),
-        AnyValue::Float64(x) => Value::from(*x),
+        AnyValue::Float32(x) => number(f64::from(*x))?,
+        AnyValue::Float64(x) => number(*x)?,
         AnyValue::List(series) => list(series)?,
         AnyValue::Struct(..) | AnyValue::StructOwned(_) => structure(cell)?,
-        AnyValue::Binary(_) | AnyValue::BinaryOwned(_) => return Err("bytes are not supported".to_owned()),
-        other => Value::from(other.to_string()),
+        other => return Err(format!("values of type {} are not supported: write the column as text", other.dtype())),
     })
+}
+
+fn number(x: f64) -> Cell<Value> {
+    Number::from_f64(x).map(Value::Number).ok_or_else(|| format!("{x} is no number that JSON has"))
 }
 
 fn list(series: &Series) -> Cell<Value> {
@@ -98,6 +101,13 @@ mod tests {
         let expected = json!({"question_id": 7, "answer": "I", "options": ["a", "b"], "metadata": {"steps": "x", "n": 1.5}});
         assert_eq!(Value::Object(rows[0].fields.clone()), expected);
         assert_eq!((&rows[1].fields["answer"], &rows[1].fields["options"]), (&Value::Null, &json!(["c"])));
+        let mut frame = df!("x" => [f64::NAN]).expect("a frame");
+        ParquetWriter::new(File::create(&path).expect("a file")).finish(&mut frame).expect("written");
+        let error = read(&path).expect_err("not JSON").to_string();
+        assert!(error.contains("rows.parquet: row 1: column x: NaN"), "{error}");
+        let mut frame = df!("x" => [Some(&b"bytes"[..])]).expect("a frame");
+        ParquetWriter::new(File::create(&path).expect("a file")).finish(&mut frame).expect("written");
+        assert!(read(&path).expect_err("not JSON").to_string().contains("column x: values of type"));
         std::fs::write(&path, "PAR1 no").expect("a file");
         assert!(read(&path).expect_err("cut off").to_string().contains("rows.parquet"));
     }

@@ -20,6 +20,10 @@ fn file(dir: &tempfile::TempDir, name: &str, text: &str) -> PathBuf {
     path
 }
 
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/bench").join(name)
+}
+
 /// Every real sample, whole.
 #[test]
 fn real_files_load_whole() {
@@ -52,6 +56,32 @@ fn real_files_load_whole() {
         assert_eq!(tasks.len(), n, "{path}");
         let judged = matches!(benchmark, Benchmark::DeepResearchBench | Benchmark::IfEval);
         assert!(tasks.iter().all(|task| judged == task.gold.is_empty()), "{path}");
+    }
+}
+
+/// The same rows in two forms, and in the same form again after being written.
+#[test]
+fn real_rows_are_the_same_in_every_form() {
+    let Some(root) = shared() else { return };
+    let bench = root.join("data/bench");
+    let texts = |path: &str| -> Vec<(String, String, Vec<String>)> {
+        let tasks = read(Benchmark::Frames, &bench.join(path)).expect("tasks");
+        tasks.into_iter().map(|task| (task.id, task.question, task.gold)).collect()
+    };
+    assert_eq!(texts("frames/test.tsv"), texts("frames/frames.json"));
+    let dir = tempfile::tempdir().expect("a folder");
+    for (benchmark, path) in [
+        (Benchmark::TwoWiki, "2wiki/2wiki.json"),
+        (Benchmark::MuSiQue, "musique/musique_500.jsonl"),
+        (Benchmark::WebWalkerQa, "webwalkerqa/main.reconstructed.jsonl"),
+        (Benchmark::XbenchDeepSearch, "xbench/DeepSearch-2510.csv"),
+        (Benchmark::BrowseComp, "browsecomp_format/browse_comp_test_set.csv"),
+        (Benchmark::Frames, "frames/test.tsv"),
+    ] {
+        let tasks = read(benchmark, &bench.join(path)).expect("tasks");
+        let copy = dir.path().join(Path::new(path).file_name().expect("a file"));
+        write(benchmark, &copy, &tasks).unwrap_or_else(|e| panic!("{path}: {e}"));
+        assert!(read(benchmark, &copy).expect("readable") == tasks, "{path}");
     }
 }
 
@@ -113,107 +143,237 @@ fn what_is_written_reads_back_the_same() {
     }
 }
 
-/// Small files of our own in the formats of those that can't be passed on.
 #[test]
-fn formats_without_a_sample_are_read_from_files_of_our_own() {
+fn the_toy_s_files_are_what_their_tasks_are_written_as() {
     let dir = tempfile::tempdir().expect("a folder");
-    file(&dir, "map.png", "no picture");
-    let gaia = file(
-        &dir,
-        "metadata.jsonl",
-        concat!(
-            r#"{"task_id": "a-1", "Question": "How many?", "Level": 1, "Final answer": "17", "file_name": "", "Annotator Metadata": {"Steps": "1"}}"#,
-            "\n",
-            r#"{"task_id": "a-2", "Question": "Where?", "Level": "2", "Final answer": "Torn", "file_name": "map.png", "Annotator Metadata": {}}"#,
-        ),
-    );
-    let tasks = read(Benchmark::Gaia, dir.path()).expect("tasks");
-    assert_eq!(tasks, read(Benchmark::Gaia, &gaia).expect("tasks"));
-    assert_eq!((tasks[1].files.len(), &tasks[1].more["Level"]), (1, &json!("2")));
-    fs::remove_file(dir.path().join("map.png")).expect("it was there");
-    let error = read(Benchmark::Gaia, &gaia).expect_err("a missing attachment").to_string();
-    assert!(error.contains("metadata.jsonl:2") && error.contains("map.png"), "{error}");
-
-    let two_wiki = json!([{"_id": "x", "question": "Who?", "answer": "Ada", "answer_id": "Q7", "type": "inference",
-        "supporting_facts": [["Ada", 0]], "context": [["Ada", ["She is."]]], "evidences": [["Ada", "is", "she"]], "entity_ids": "Q7"}]);
-    let path = file(&dir, "dev.json", &two_wiki.to_string());
-    assert_eq!(read(Benchmark::TwoWiki, &path).expect("tasks")[0].gold, ["Ada"]);
-    file(&dir, "id_aliases.json", r#"{"Q_id": "Q7", "aliases": ["Ada L.", "Ada"], "demonyms": []}"#);
-    assert_eq!(read(Benchmark::TwoWiki, &path).expect("tasks")[0].gold, ["Ada", "Ada L."]);
-
-    for (benchmark, row, id, gold) in [
-        (
-            Benchmark::MuSiQue,
-            json!({"id": "2hop__1_2", "question": "q", "answer": "a", "answer_aliases": ["b"], "answerable": true,
-            "paragraphs": [], "question_decomposition": []}),
-            "2hop__1_2",
-            vec!["a", "b"],
-        ),
-        (
-            Benchmark::MegaScience,
-            json!({"question": "q", "answer": "long", "reference_answer": "4", "subject": "physics", "source": "s"}),
-            "8e35c2cd3bf6641b",
-            vec!["4"],
-        ),
-        (
-            Benchmark::Ds1000,
-            json!({"prompt": "p", "reference_code": "x", "metadata": {"problem_id": 3}, "code_context": "c"}),
-            "3",
-            vec![],
-        ),
-        (
-            Benchmark::ResearchQa,
-            json!({"id": "r", "query": "q", "rubric": [{"rubric_item": "says so", "type": "t"}]}),
-            "r",
-            vec![],
-        ),
-        (
-            Benchmark::Bamboogle,
-            json!({"id": "n", "Question": "q", "Answer": [["English horse race Derby"]]}),
-            "n",
-            vec!["English horse race Derby"],
-        ),
-        (
-            Benchmark::MmluPro,
-            json!({"question_id": 70, "question": "q", "options": ["x", "y"], "answer": "B", "answer_index": 1}),
-            "70",
-            vec!["B"],
-        ),
-    ] {
-        let path = file(&dir, "one.jsonl", &row.to_string());
-        let task = read(benchmark, &path).unwrap_or_else(|e| panic!("{benchmark}: {e}")).remove(0);
-        assert_eq!((task.id.as_str(), task.gold.iter().map(String::as_str).collect::<Vec<_>>()), (id, gold), "{benchmark}");
-        if benchmark == Benchmark::MmluPro {
-            assert_eq!(task.question, "q\nA. x\nB. y");
-        }
+    let bench = Path::new(env!("CARGO_MANIFEST_DIR")).join("../datasets/toy/bench");
+    for (benchmark, path) in BENCHMARKS.into_iter().zip([
+        "gaia/metadata.jsonl",
+        "2wiki/dev.json",
+        "bamboogle/bamboogle.csv",
+        "musique/musique_ans_dev.jsonl",
+        "webwalkerqa/main.jsonl",
+        "xbench/DeepSearch.csv",
+        "browsecomp/browse_comp_test_set.csv",
+        "frames/test.tsv",
+    ]) {
+        let original = bench.join(path);
+        let copy = dir.path().join(original.file_name().expect("a file"));
+        write(benchmark, &copy, &read(benchmark, &original).expect("tasks")).expect("written");
+        assert_eq!(fs::read(&copy).expect("a file"), fs::read(&original).expect("a file"), "{path}");
     }
 }
 
 #[test]
-fn scibench_asks_for_the_unit_and_deepresearch_bench_has_its_references() {
+fn what_a_format_cannot_hold_is_not_written() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let task = |gold: &[&str], more: Value| Task {
+        id: "a".to_owned(),
+        question: "Where is \"Torn\"?\nOn Ossel's shore?".to_owned(),
+        gold: gold.iter().map(|&answer| answer.to_owned()).collect(),
+        files: Vec::new(),
+        more: more.as_object().cloned().expect("an object"),
+    };
+    let canary = json!({"canary": "c"});
+    let links = json!({"wiki_links": ["https://x/Ossel's", "https://x/\"a\",'b'\\c"]});
+    for (benchmark, name, tasks, expected) in [
+        (Benchmark::MuSiQue, "m.jsonl", vec![task(&["x", "y"], json!({"answer_aliases": ["y"]}))], None),
+        (
+            Benchmark::MuSiQue,
+            "m.jsonl",
+            vec![task(&["x", "y"], json!({}))],
+            Some("the answers of task \"a\" would come back changed"),
+        ),
+        (Benchmark::MuSiQue, "m.jsonl", vec![task(&[], json!({}))], Some("task \"a\" has no answer")),
+        (Benchmark::MuSiQue, "m.jsonl", vec![], Some("has no rows")),
+        (
+            Benchmark::MuSiQue,
+            "m.jsonl",
+            vec![task(&["x"], json!({})), task(&["x"], json!({}))],
+            Some("m.jsonl:2: id \"a\" stands at"),
+        ),
+        (Benchmark::MuSiQue, "m.jsonl", vec![task(&["x"], json!({"question": "?"}))], Some("the question of task")),
+        (Benchmark::MuSiQue, "m.txt", vec![task(&["x"], json!({}))], Some("unknown format")),
+        (
+            Benchmark::Gaia,
+            "g.jsonl",
+            vec![task(&["x"], json!({"file_name": "no.png"}))],
+            Some("attachment \"no.png\" is not beside"),
+        ),
+        (Benchmark::Frames, "f.tsv", vec![task(&["x"], links)], None),
+        (Benchmark::Frames, "f.tsv", vec![task(&["x"], json!({"wiki_links": [1]}))], Some("needs a list of texts")),
+        (Benchmark::Bamboogle, "b.csv", vec![task(&["x"], json!({"n": 1}))], Some("row 1 does not have exactly the texts")),
+        (Benchmark::BrowseComp, "b.csv", vec![task(&["x"], canary.clone())], None),
+        (Benchmark::BrowseComp, "b.csv", vec![task(&["x"], json!({}))], Some("has no canary")),
+        (Benchmark::BrowseComp, "b.csv", vec![task(&["x\u{1}"], canary)], Some("can't be decoded")),
+        (Benchmark::SciBench, "s.json", vec![task(&["1"], json!({}))], Some("Table 1's benchmarks only")),
+    ] {
+        let path = dir.path().join(name);
+        let written = write(benchmark, &path, &tasks);
+        assert_eq!(written.is_ok(), path.exists(), "{benchmark}");
+        match expected {
+            None => assert_eq!(read(benchmark, &path).expect("readable"), tasks),
+            Some(words) => {
+                let error = written.expect_err(words).to_string();
+                assert!(error.contains(words) && !error.contains("Torn"), "{error}");
+            }
+        }
+        if path.exists() {
+            fs::remove_file(path).expect("it was written");
+        }
+    }
+}
+
+/// Rows of the public benchmarks where their licences allow it, and rows of our own in the formats of the others.
+#[test]
+fn every_benchmark_s_format_is_read() {
+    for (benchmark, name, n, id, gold, keys) in [
+        (Benchmark::Gaia, "gaia", 2, "a-1", vec!["17"], vec!["Level", "file_name", "Annotator Metadata"]),
+        (
+            Benchmark::TwoWiki,
+            "2wiki",
+            2,
+            "x1",
+            vec!["Ada", "Ada of Selo"],
+            vec!["type", "supporting_facts", "evidences", "answer_id"],
+        ),
+        (Benchmark::TwoWiki, "2wiki.rekeyed.json", 2, "2wiki_225", vec!["Along The Sundown Trail"], vec!["source"]),
+        (Benchmark::Bamboogle, "bamboogle.csv", 2, "30e06c570f180703", vec!["Ada"], vec![]),
+        (Benchmark::Bamboogle, "bamboogle.rekeyed.json", 2, "bamboogle_26", vec!["Mercia"], vec!["source"]),
+        (Benchmark::MuSiQue, "musique.jsonl", 1, "2hop__1_2", vec!["1701", "the year 1701"], vec!["paragraphs", "answerable"]),
+        (Benchmark::MuSiQue, "musique.rekeyed.jsonl", 2, "225", vec!["Kaliningrad Oblast"], vec![]),
+        (Benchmark::WebWalkerQa, "webwalkerqa.jsonl", 1, "d87803860bd6d837", vec!["5 pm"], vec!["root_url", "info"]),
+        (
+            Benchmark::Frames,
+            "frames.tsv",
+            2,
+            "6",
+            vec!["Mendelevium is named after Dmitri Mendeleev."],
+            vec!["reasoning_types", "wiki_links"],
+        ),
+        (
+            Benchmark::Frames,
+            "frames.rekeyed.json",
+            2,
+            "6",
+            vec!["Mendelevium is named after Dmitri Mendeleev."],
+            vec!["wiki_links"],
+        ),
+        (Benchmark::MegaScience, "megascience.jsonl", 1, "399aa5cc9ca7f5ed", vec!["4"], vec!["subject", "source"]),
+        (Benchmark::SciBench, "scibench", 2, "toybook:1.1:86ad02a0", vec!["1.5"], vec!["unit", "source", "problemid"]),
+        (Benchmark::SciBench, "scibench/toybook_sol.json", 1, "toybook:1.0:7913e5b8", vec!["4"], vec!["solution"]),
+        (Benchmark::Ds1000, "ds1000.jsonl", 1, "3", vec![], vec!["reference_code", "metadata", "code_context"]),
+        (Benchmark::ResearchQa, "researchqa.json", 1, "r1", vec![], vec!["rubric", "field"]),
+        (
+            Benchmark::DeepResearchBench,
+            "deepresearch_bench",
+            1,
+            "79",
+            vec![],
+            vec!["criterions", "dimension_weight", "reference", "topic"],
+        ),
+        (Benchmark::MmluPro, "mmlu_pro.json", 2, "210", vec!["J"], vec!["options", "category", "question"]),
+        (Benchmark::IfEval, "ifeval.jsonl", 2, "1051", vec![], vec!["instruction_id_list", "kwargs"]),
+    ] {
+        let tasks = read(benchmark, &fixture(name)).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let gold_read: Vec<&str> = tasks[0].gold.iter().map(String::as_str).collect();
+        assert_eq!((tasks.len(), tasks[0].id.as_str(), gold_read), (n, id, gold), "{name}");
+        for key in keys {
+            assert!(tasks.iter().all(|task| task.more.contains_key(key)), "{name}: {key}");
+        }
+    }
+    let frames = |name: &str| -> Vec<(String, Value)> {
+        let tasks = read(Benchmark::Frames, &fixture(name)).expect("tasks");
+        tasks.into_iter().map(|task| (task.question, task.more["wiki_links"].clone())).collect()
+    };
+    assert_eq!(frames("frames.tsv"), frames("frames.rekeyed.json"));
+    assert!(frames("frames.tsv").iter().any(|(question, _)| question.contains('"')));
+    let options = &read(Benchmark::MmluPro, &fixture("mmlu_pro.json")).expect("tasks")[0];
+    let asked = format!(
+        "{}\nA. {}\nB. ",
+        options.more["question"].as_str().expect("text"),
+        options.more["options"][0].as_str().expect("text")
+    );
+    assert!(options.question.starts_with(&asked));
+}
+
+/// By digest and by length, since the plain text is to stand nowhere.
+#[test]
+fn obfuscated_rows_are_read_and_written_obfuscated() {
+    let dir = tempfile::tempdir().expect("a folder");
+    for (benchmark, name, digest, length) in [
+        (Benchmark::XbenchDeepSearch, "xbench.csv", "0500df1642067f54f7efa8fc14745bcbe3b5231f1da6093a4df0a9eefd8817f3", 131),
+        (Benchmark::BrowseComp, "browsecomp.csv", "06507e33df97d401391d3c389e33b18dba2c1ad8a588f9dcf1bbdaf4dbcd456c", 121),
+    ] {
+        let tasks = read(benchmark, &fixture(name)).expect("tasks");
+        let question = &tasks[0].question;
+        let digest_read = weact_core::io::tensors::hex(&Sha256::digest(question));
+        assert_eq!((digest_read.as_str(), question.len()), (digest, length));
+        assert!(tasks.iter().all(|task| task.more["canary"].is_string()));
+        let copy = dir.path().join(name);
+        write(benchmark, &copy, &tasks).expect("written");
+        let text = fs::read_to_string(copy).expect("text");
+        assert!(!text.contains(question) && text.contains(tasks[0].more["canary"].as_str().expect("text")));
+    }
+}
+
+#[test]
+fn files_that_belong_to_a_benchmark_are_needed() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let row = r#"{"task_id": "a", "Question": "Where?", "Final answer": "Torn", "file_name": "map.png"}"#;
+    let gaia = file(&dir, "metadata.jsonl", row);
+    let error = read(Benchmark::Gaia, &gaia).expect_err("a missing attachment").to_string();
+    assert!(error.contains("metadata.jsonl:1: attachment \"map.png\""), "{error}");
+    file(&dir, "map.png", "no picture");
+    assert_eq!(read(Benchmark::Gaia, dir.path()).expect("tasks")[0].files, [dir.path().join("map.png")]);
+    for (name, why) in [("\"./map.png\"", "attachment"), ("[\"map.png\"]", "\"file_name\" is a list")] {
+        let error =
+            read(Benchmark::Gaia, &file(&dir, "metadata.jsonl", &row.replace("\"map.png\"", name))).expect_err(why).to_string();
+        assert!(error.contains(why), "{error}");
+    }
+
+    let dev = file(&dir, "dev.json", &fs::read_to_string(fixture("2wiki/dev.json")).expect("a fixture"));
+    assert_eq!(read(Benchmark::TwoWiki, &dev).expect("tasks")[0].gold, ["Ada"]);
+    let error = read(Benchmark::TwoWiki, dir.path()).expect_err("no aliases").to_string();
+    assert!(error.contains("id_aliases.json"), "{error}");
+    file(&dir, "id_aliases.json", r#"{"Q_id": "Q7", "aliases": "Ada of Selo", "demonyms": []}"#);
+    let error = read(Benchmark::TwoWiki, &dev).expect_err("no list").to_string();
+    assert!(error.contains("id_aliases.json:1: \"aliases\" must be a list of texts"), "{error}");
+
+    file(&dir, "query.jsonl", r#"{"id": 1, "topic": "t", "language": "en", "prompt": "Write."}"#);
+    let error = read(Benchmark::DeepResearchBench, dir.path()).expect_err("no criteria").to_string();
+    assert!(error.contains("criteria.jsonl"), "{error}");
+    let criteria = |id| format!(r#"{{"id": {id}, "dimension_weight": {{}}, "criterions": {{}}}}"#);
+    for (text, why) in [
+        (criteria(2), "no criteria for task \"1\""),
+        (format!("{}\n{}", criteria(1), criteria(1)), "criteria.jsonl:2: id \"1\" stands twice"),
+    ] {
+        file(&dir, "criteria.jsonl", &text);
+        let error = read(Benchmark::DeepResearchBench, dir.path()).expect_err(why).to_string();
+        assert!(error.contains(why), "{error}");
+    }
+    let error = read(Benchmark::Bamboogle, dir.path()).expect_err("one file").to_string();
+    assert!(error.contains("is a folder: bamboogle is one file"), "{error}");
+}
+
+#[test]
+fn scibench_asks_for_the_unit_without_its_power_of_ten() {
     let dir = tempfile::tempdir().expect("a folder");
     for (unit, asked) in [
         ("$10^{-15} \\mathrm{~m}$", " The unit of the answer is \\mathrm{~m}."),
+        ("$10^3 \\mathrm{~N} / \\mathrm{C}$ ", " The unit of the answer is \\mathrm{~N} / \\mathrm{C}."),
+        ("$10^{11}$", ""),
+        ("$10^{3}$ m", " The unit of the answer is m."),
         (" MJ", " The unit of the answer is MJ."),
+        (" $", " The unit of the answer is $."),
+        (" $\\$$", " The unit of the answer is \\$."),
         (" ", ""),
     ] {
         let row =
             json!({"problem_text": "How far?", "answer_number": " 7.8", "unit": unit, "source": "fund", "problemid": " 1.1 "});
         let task = read(Benchmark::SciBench, &file(&dir, "one.json", &json!([row]).to_string())).expect("a task").remove(0);
-        assert_eq!((task.id.as_str(), task.question), ("fund:1.1", format!("How far?{asked}")));
+        assert_eq!((task.id.as_str(), task.question), ("fund:1.1:08ba718d", format!("How far?{asked}")));
     }
-    file(&dir, "query.jsonl", r#"{"id": 1, "topic": "t", "language": "en", "prompt": "Write."}"#);
-    file(
-        &dir,
-        "criteria.jsonl",
-        r#"{"id": 1, "prompt": "Write.", "dimension_weight": {"insight": 1.0}, "criterions": {"insight": []}}"#,
-    );
-    file(&dir, "reference.jsonl", r#"{"id": 1, "prompt": "Write.", "article": "The report."}"#);
-    let task = read(Benchmark::DeepResearchBench, dir.path()).expect("a task").remove(0);
-    assert_eq!((&task.more["reference"], &task.more["dimension_weight"]["insight"]), (&json!("The report."), &json!(1.0)));
-    file(&dir, "criteria.jsonl", r#"{"id": 2, "dimension_weight": {}, "criterions": {}}"#);
-    let error = read(Benchmark::DeepResearchBench, dir.path()).expect_err("none for it").to_string();
-    assert!(error.contains("no criteria for task \"1\""), "{error}");
 }
 
 #[test]
@@ -221,16 +381,42 @@ fn each_malformation_is_named_with_its_place() {
     let dir = tempfile::tempdir().expect("a folder");
     let good = r#"{"id": "a", "question": "q", "answer": "x"}"#;
     let cases = [
-        ("r.jsonl", format!("\u{feff}{good}\r\n{{\"id\": \"b\", \"question\": \"q\", \"ans"), "r.jsonl:2: "),
+        (
+            "r.jsonl",
+            format!("\u{feff}{good}\r\n{{\"id\": \"b\", \"question\": \"q\", \"ans"),
+            "r.jsonl:2: EOF while parsing a string at column 33: is the file cut off?",
+        ),
         ("r.jsonl", format!("{good}\n\n{good}"), "r.jsonl:3: id \"a\" stands at"),
         ("r.jsonl", r#"{"id": "a", "query": "q", "answer": "x"}"#.to_owned(), "r.jsonl:1: no question: expected text"),
         ("r.jsonl", r#"{"id": "a", "question": "q", "answer": null}"#.to_owned(), "r.jsonl:1: no answer"),
-        ("r.jsonl", r#"{"id": "a", "question": {"x": 1}, "answer": "x"}"#.to_owned(), "no question"),
+        ("r.jsonl", r#"{"id": "a", "question": {"x": 1}, "answer": "x"}"#.to_owned(), "\"question\" is an object"),
         ("r.jsonl", r#"{"id": "a", "question": "  ", "answer": "x"}"#.to_owned(), "the question is empty"),
-        ("r.jsonl", "[1]".to_owned(), "expected an object, found [1]"),
-        ("r.json", r#"[{"id": "a", "question": "q", "answer": "x"}, 7]"#.to_owned(), "row 2: expected an object, found 7"),
-        ("r.json", r#"[{"id": "a","#.to_owned(), "r.json:1: EOF"),
-        ("r.csv", "id,question,answer\na,\"q,x\n".to_owned(), "a quotation mark is not closed"),
+        ("r.jsonl", r#"{"id": ["a"], "question": "q", "answer": "x"}"#.to_owned(), "\"id\" is a list"),
+        (
+            "r.jsonl",
+            r#"{"id": 12345678901234567890123, "question": "q", "answer": "x"}"#.to_owned(),
+            "\"id\" is a number too large",
+        ),
+        ("r.jsonl", r#"{"id": "a", "question": "q", "answer": [1, 9007199254740993.0]}"#.to_owned(), "is a number too large"),
+        ("r.jsonl", r#"{"id": "a", "question": "q", "answer": 1e400}"#.to_owned(), "r.jsonl:1: number out of range at column"),
+        ("r.jsonl", r#"{"id": "a", "question": "q", "answer": ["x", {"y": 1}]}"#.to_owned(), "under \"answer\" is an object"),
+        ("r.jsonl", r#"{"id": "a", "question": "q", "answer": true}"#.to_owned(), "under \"answer\" is true or false"),
+        ("r.jsonl", r#"{"id": "a", "question": "q", "answer": [[null], " "]}"#.to_owned(), "r.jsonl:1: no answer"),
+        (
+            "r.jsonl",
+            r#"{"id": "a", "question": "q", "answer": "x", "answer_aliases": "y"}"#.to_owned(),
+            "must be a list of texts",
+        ),
+        ("r.jsonl", format!("{good}\n\0"), "r.jsonl:2: holds a NUL character"),
+        ("r.jsonl", "[1]".to_owned(), "expected an object, found a list"),
+        ("r.json", r#"[{"id": "a", "question": "q", "answer": "x"}, 7]"#.to_owned(), "row 2: expected an object, found a number"),
+        ("r.json", r#"[{"id": "a","#.to_owned(), "r.json:1: EOF while parsing"),
+        ("r.json", "[]".to_owned(), "has no rows"),
+        ("r.csv", "id,question,answer\r\na,q,x\r\nb,\"q,x\r\n".to_owned(), "r.csv:3: a quotation mark is not closed"),
+        ("r.csv", "id,question,answer\na,\"q,x\nb,\"r\",y\n".to_owned(), "r.csv:3: text after a closing quotation mark"),
+        ("r.tsv", "id\tquestion\tanswer\na\t\"q\" of\tx\n".to_owned(), "r.tsv:2: text after a closing quotation mark"),
+        ("r.csv", "id,question,answer\na,\"q\nr\",x\nb,,x\n".to_owned(), "r.csv:4: the question is empty"),
+        ("r.csv", "id,question,question\na,q,x\n".to_owned(), "r.csv:1: two columns are named \"question\""),
         ("r.csv", "id,question,answer\na,q\n".to_owned(), "r.csv:2: "),
         ("r.csv", "id,question,answer\n".to_owned(), "has no rows"),
         ("r.jsonl", String::new(), "has no rows"),
@@ -244,8 +430,24 @@ fn each_malformation_is_named_with_its_place() {
     fs::write(dir.path().join("r.jsonl"), b"{\"id\": \"\xff\"}").expect("written");
     let error = read(Benchmark::MuSiQue, &dir.path().join("r.jsonl")).expect_err("no text").to_string();
     assert!(error.contains("r.jsonl:1: is not UTF-8"), "{error}");
-    let huge = r#"{"id": 123456789012345678901234567890, "question": "q", "answer": 1e400}"#;
-    assert!(read(Benchmark::MuSiQue, &file(&dir, "r.jsonl", huge)).is_err());
+}
+
+#[test]
+fn a_byte_order_mark_carriage_returns_and_lone_quotation_marks_change_nothing() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let expected = [("a", "5\" high?", "1".to_owned()), ("18446744073709551615", "q,\r\nr", "0.5".to_owned())];
+    for (name, text) in [
+        ("r.csv", "\u{feff}id,question,answer\r\na,5\" high?,1\r\n18446744073709551615,\"q,\r\nr\",0.5"),
+        ("r.tsv", "id\tquestion\tanswer\na\t\"5\"\" high?\"\t1\n18446744073709551615\t\"q,\r\nr\"\t0.5\n"),
+        (
+            "r.jsonl",
+            "\u{feff}{\"id\": \"a\", \"question\": \"5\\\" high?\", \"answer\": 1}\r\n\r\n{\"id\": 18446744073709551615, \"question\": \"q,\\r\\nr\", \"answer\": [[0.5, null], \"\", \"0.5\"]}",
+        ),
+    ] {
+        let tasks = read(Benchmark::MuSiQue, &file(&dir, name, text)).unwrap_or_else(|e| panic!("{e}"));
+        let read: Vec<_> = tasks.iter().map(|task| (task.id.as_str(), task.question.as_str(), task.gold.join("|"))).collect();
+        assert_eq!(read, expected, "{name}");
+    }
 }
 
 #[test]
@@ -256,22 +458,11 @@ fn a_wrong_canary_is_an_error_that_shows_nothing() {
     let path = file(&dir, "b.csv", &format!("problem,answer,problem_topic,canary\n{field},{field},Art,wrong\n"));
     let error = read(Benchmark::BrowseComp, &path).expect_err("another canary").to_string();
     assert!(error.contains("b.csv:2: the question can't be decoded") && !error.contains("Ossel"), "{error}");
+    // The repeated key of the other form gives text of text.
+    let field = Cipher::Raw.conceal("Ossel Tower by the sea", "right");
+    let path = file(&dir, "x.csv", &format!("id,prompt,answer,reference_steps,canary\n1,{field},{field},{field},WRONG\n"));
+    let error = read(Benchmark::XbenchDeepSearch, &path).expect_err("another canary").to_string();
+    assert!(error.contains("x.csv:2: the question can't be decoded") && !error.contains("Ossel"), "{error}");
     let path = file(&dir, "b.csv", &format!("problem,answer,problem_topic\n{field},{field},Art\n"));
     assert!(read(Benchmark::BrowseComp, &path).expect_err("no canary").to_string().contains("no canary"));
-}
-
-#[test]
-fn python_lists_are_read_and_others_refused() {
-    for (text, expected) in [
-        ("['https://a', \"b's\"]", Some(vec!["https://a", "b's"])),
-        (" [] ", Some(vec![])),
-        (r"['a\'b']", Some(vec!["a'b"])),
-        ("['a'", None),
-        ("['a", None),
-        ("[a]", None),
-        ("a", None),
-    ] {
-        let expected = expected.map(|items| items.into_iter().map(str::to_owned).collect());
-        assert_eq!(gold::python_list(text).ok(), expected, "{text}");
-    }
 }

@@ -6,10 +6,7 @@ use rand::{
 };
 use rand_chacha::ChaCha8Rng;
 use serde_json::Value;
-use weact_core::{
-    message::{Message, Role},
-    trajectory::Trajectory,
-};
+use weact_core::{message::Message, trajectory::Trajectory};
 use weact_infer::tools::corpus::{Hit, Page, format_hits, format_page};
 
 use super::{
@@ -243,18 +240,20 @@ fn distinct<T: Copy>(from: &[T], n: usize, rng: &mut ChaCha8Rng) -> Vec<T> {
     from.choose_multiple(rng, n).copied().collect()
 }
 
-/// The messages of the policy in a document, joined: for tests and figures.
-pub fn policys_text(document: &Document) -> String {
-    let turns = document.messages.iter().filter(|message| message.role == Role::Assistant);
-    turns.map(|message| message.content.as_str()).collect::<Vec<_>>().join("\n")
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
 
+    use weact_core::message::Role;
+
     use super::*;
     use crate::world::{dialect::CODES, facts::N_RELATIONS};
+
+    /// The messages of the policy, joined.
+    fn policys_text(document: &Document) -> String {
+        let turns = document.messages.iter().filter(|message| message.role == Role::Assistant);
+        turns.map(|message| message.content.as_str()).collect::<Vec<_>>().join("\n")
+    }
 
     fn no_tools() -> Tools {
         Tools { staged: Vec::new(), plain: Vec::new() }
