@@ -520,6 +520,7 @@ fn data_export_writes_parquet_and_counts_what_it_leaves_out() {
     let refused = export(&[]);
     assert!(refused.status == 1 && refused.stderr.contains("1 of 3 rows would train nothing"), "{}", refused.stderr);
     assert!(!folder.path().join("out.parquet").exists());
+    assert_eq!(export(&["--allow-empty", "--show", "1"]).status, 2);
     let summary = export(&["--allow-empty", "--json"]).json();
     assert_eq!((&summary["samples"], &summary["empty_rows"][0]["id"]), (&json!(2), &json!("b")));
     let bytes = fs::read(folder.path().join("out.parquet")).expect("a file");

@@ -103,6 +103,9 @@ pub(super) fn export(args: &Args, out: &Path, common: &Common) -> anyhow::Result
     let Some(capability) = &args.capability else {
         return Err(Usage("data export needs --capability NAME: a file holds the samples of one".to_owned()).into());
     };
+    if args.show.is_some() {
+        return Err(Usage("--show goes with data check".to_owned()).into());
+    }
     let chat = Chat::open(&args.model, args.tool_protocol)?;
     let rows = trajectory::read(&args.file)?;
     let retention = Retention { keep_tool_result: args.keep_tool_result, clip_tool_result: args.clip_tool_result };

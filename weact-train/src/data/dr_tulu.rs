@@ -13,24 +13,21 @@ const OUTPUT_END: &str = "</tool_output>";
 
 /// Reads a row with `messages`.
 ///
-/// A call's attributes are its arguments, its body is the argument `query`, or `url` where the tool reads pages. An assistant's text with several
-/// calls and outputs becomes as many turns; an output keeps what stands between its tags.
+/// A call's attributes are its arguments. Its body, without the blanks around it, is the argument `query`, or `url` where the tool reads
+/// pages. An assistant's text with several calls and outputs becomes as many turns; an output keeps what stands between its tags, but for
+/// one line break on either side.
 pub(super) fn read(mut row: Map<String, Value>) -> Result<Conversation, String> {
     let tools = tool_schema::tools(row.shift_remove("tools").unwrap_or_default())?;
     let mut messages = Vec::new();
     for (i, message) in openai::messages(&mut row)?.into_iter().enumerate() {
         let at = |why: String| format!("message {i}: {why}");
         match message.role {
-            Role::Assistant => messages.extend(turns(&message).map_err(at)?),
-            Role::User | Role::Tool if message.content.trim_start().starts_with(OUTPUT) => {
-                let mut rest = message.content.trim();
-                while !rest.is_empty() {
-                    let (output, after) = output(rest).map_err(at)?;
-                    messages.push(Message::text(Role::Tool, output));
-                    rest = after.trim_start();
-                }
-            }
-            Role::System | Role::User | Role::Tool => messages.push(message),
+            Role::Assistant => messages.extend(turns(message).map_err(at)?),
+            Role::User | Role::Tool => match tags::blocks(&message.content, OUTPUT, OUTPUT_END).map_err(at)? {
+                Some(outputs) => messages.extend(outputs.into_iter().map(|output| Message::text(Role::Tool, output))),
+                None => messages.push(message),
+            },
+            Role::System => messages.push(message),
         }
     }
     let question = messages.iter().find(|m| m.role == Role::User).map(|m| m.content.clone());
@@ -38,18 +35,34 @@ pub(super) fn read(mut row: Map<String, Value>) -> Result<Conversation, String> 
 }
 
 /// The turns of one text: thinking and text, calls, and what the text holds of their outputs.
-fn turns(message: &Message) -> Result<Vec<Message>, String> {
+fn turns(mut message: Message) -> Result<Vec<Message>, String> {
+    let text = std::mem::take(&mut message.content);
+    if text.contains(CALL) && !message.tool_calls.is_empty() {
+        return Err("calls stand both in tool_calls and in the text".to_owned());
+    }
+    // What the message holds beside its text belongs to the first turn.
+    let mut fields = Some(message);
+    let mut said = |text: &str| {
+        // Else a page that holds a closing tag would go on as the assistant's own words.
+        if text.contains(OUTPUT_END) {
+            return Err(format!("a {OUTPUT_END} outside a call's output: where the output ends is not clear"));
+        }
+        let fields = fields.take().unwrap_or_else(|| Message::text(Role::Assistant, ""));
+        tags::read_assistant(Message { content: text.to_owned(), ..fields })
+    };
     let mut turns = Vec::new();
-    let mut rest = message.content.as_str();
+    let mut rest = text.as_str();
     loop {
         let Some(start) = rest.find(CALL) else {
             if !rest.trim().is_empty() || turns.is_empty() {
-                turns.push(tags::read_assistant(Message { content: rest.trim_start().to_owned(), ..message.clone() })?);
+                turns.push(said(rest)?);
             }
             return Ok(turns);
         };
-        let said = Message { content: rest[..start].trim().to_owned(), ..message.clone() };
-        let mut turn = tags::read_assistant(said)?;
+        if tags::is_thinking(&rest[..start]) {
+            return Err("a <call_tool> inside the thinking".to_owned());
+        }
+        let mut turn = said(rest[..start].trim_end())?;
         rest = &rest[start..];
         while rest.starts_with(CALL) {
             let (made, after) = call(rest)?;
@@ -86,7 +99,9 @@ fn call(text: &str) -> Result<(ToolCall, &str), String> {
         if key.is_empty() || !key.chars().all(|c| c.is_alphanumeric() || c == '_' || c == '-') {
             return Err(format!("{key:?} is no attribute of <call_tool>"));
         }
-        arguments.insert(key.to_owned(), json!(value));
+        if arguments.insert(key.to_owned(), json!(value)).is_some() {
+            return Err(format!("a <call_tool> with {key} twice"));
+        }
         rest = after;
     };
     let (query, after) = body.split_once(CALL_END).ok_or("<call_tool> is never closed")?;
@@ -102,9 +117,9 @@ fn call(text: &str) -> Result<(ToolCall, &str), String> {
 
 /// The text of the output at the start of `text`, and what follows it.
 fn output(text: &str) -> Result<(String, &str), String> {
-    let body = text.strip_prefix(OUTPUT).ok_or("text beside a <tool_output>")?;
+    let body = text.strip_prefix(OUTPUT).expect("the caller saw it");
     let (inside, after) = body.split_once(OUTPUT_END).ok_or("<tool_output> is never closed")?;
-    Ok((inside.trim_matches('\n').to_owned(), after))
+    Ok((tags::inside(inside).to_owned(), after))
 }
 
 #[cfg(test)]
@@ -140,6 +155,15 @@ mod tests {
     }
 
     #[test]
+    fn a_message_s_own_thinking_is_that_of_its_first_turn() {
+        let text = format!("{}{FOUND}<answer>1890</answer>", FIRST.trim_start_matches("<think>look</think>\n"));
+        let read =
+            read_row(&json!([{"role": "assistant", "reasoning_content": "look", "content": text}])).expect("a readable row");
+        let thoughts: Vec<Option<&str>> = read.messages.iter().map(|m| m.reasoning_content.as_deref()).collect();
+        assert_eq!(thoughts, [Some("look"), None, None]);
+    }
+
+    #[test]
     fn what_can_t_be_read_is_refused() {
         for (content, why) in [
             ("<call_tool name=\"s\">q</call_tool> and on", "text after a call"),
@@ -147,11 +171,20 @@ mod tests {
             ("<call_tool name=\"s", "never closed"),
             ("<call_tool>q</call_tool>", "without a name"),
             ("<call_tool name=\"s\" query=\"x\">q</call_tool>", "both as attribute and as text"),
+            ("<call_tool name=\"s\" gl=\"us\" gl=\"de\">q</call_tool>", "gl twice"),
+            ("<call_tool name=\"s\">q</call_tool><tool_output>a </tool_output> b</tool_output>", "where the output ends"),
+            ("<tool_output>a</tool_output>", "where the output ends"),
             ("<call_tool na<me=\"s\">q</call_tool>", "no attribute"),
             ("<call_tool name=\"s\">q</call_tool><tool_output>x", "<tool_output> is never closed"),
+            ("<think>a <call_tool name=\"s\">q</call_tool></think>", "inside the thinking"),
+            ("<think>a", "never closed"),
         ] {
             let got = read_row(&json!([{"role": "assistant", "content": content}])).expect_err(why);
             assert!(got.contains(why), "{content}: {got}");
         }
+        let twice = json!([{"role": "assistant", "content": FIRST, "tool_calls": [{"function": {"name": "s"}}]}]);
+        assert!(read_row(&twice).expect_err("calls in two places").contains("both in tool_calls and in the text"));
+        let beside = json!([{"role": "user", "content": format!("{FOUND} and more")}]);
+        assert!(read_row(&beside).expect_err("text beside").contains("text after the last </tool_output>"));
     }
 }

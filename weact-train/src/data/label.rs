@@ -90,7 +90,7 @@ pub fn label(trajectory: Trajectory, rules: &Rules) -> std::result::Result<Traje
 }
 
 /// Splits the first calling message before its call, and returns the plan's messages, which end there.
-fn split_plan(messages: &mut Vec<Message>) -> Range<usize> {
+pub(super) fn split_plan(messages: &mut Vec<Message>) -> Range<usize> {
     let Some(mut end) = messages.iter().position(|m| !m.tool_calls.is_empty()) else { return 0..0 };
     let start = start_of_run(&messages[..end]);
     if speaks(&messages[end]) {

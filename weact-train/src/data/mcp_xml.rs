@@ -4,7 +4,7 @@
 use serde_json::{Map, Value, json};
 use weact_core::message::{Message, Role, ToolCall};
 
-use super::{import::Conversation, openai, python_literal, tags};
+use super::{import::Conversation, openai, python_literal, tags, tool_schema};
 
 const CALL: &str = "<use_mcp_tool>";
 const CALL_END: &str = "</use_mcp_tool>";
@@ -14,9 +14,10 @@ const SCHEMA: &str = "Input JSON schema:";
 
 /// Reads a row with `messages`.
 ///
-/// The list of tools leaves the system prompt, other text stays. A schema is read as JSON, else as the Python literal that prompts
-/// often hold. Each tool keeps its server's name under the key `server`; a call's tool is `SERVER.TOOL` only where two servers have one of this name.
-/// The user messages after a call are its observations: one for each call.
+/// The list of tools leaves the system prompt, other text stays; where no prompt lists tools, the row's own `tools` are read. A schema is
+/// read as JSON, else as the Python literal that prompts often hold. Each tool keeps its server's name under the key `server`; a call's
+/// tool is `SERVER.TOOL` only where two servers have one of this name. The user messages after a call are its observations: one for each
+/// call.
 pub(super) fn read(mut row: Map<String, Value>) -> Result<Conversation, String> {
     let raw = openai::messages(&mut row)?;
     let mut tools = Vec::new();
@@ -26,6 +27,9 @@ pub(super) fn read(mut row: Map<String, Value>) -> Result<Conversation, String> 
         // Results still due from the last assistant message.
         let n_results = messages.iter().rev().take_while(|m| m.role == Role::Tool).count();
         let n_calls = messages.iter().rev().find(|m| m.role != Role::Tool).map_or(0, |m| m.tool_calls.len());
+        if !message.tool_calls.is_empty() {
+            return Err(at("it holds tool_calls: this row is in the openai format".to_owned()));
+        }
         match message.role {
             Role::System => {
                 let (rest, listed) = take_tools(&message.content).map_err(at)?;
@@ -40,14 +44,18 @@ pub(super) fn read(mut row: Map<String, Value>) -> Result<Conversation, String> 
             Role::User | Role::Tool => messages.push(message),
         }
     }
-    let names: Vec<String> =
-        tools.iter().map(|tool: &Value| tool["function"]["name"].as_str().unwrap_or_default().to_owned()).collect();
-    let is_shared = |name: &str| names.iter().filter(|other| *other == name).count() > 1;
-    for tool in &mut tools {
-        let name = tool["function"]["name"].as_str().unwrap_or_default().to_owned();
-        if is_shared(&name) {
-            tool["function"]["name"] = Value::from(format!("{}.{name}", tool["server"].as_str().unwrap_or_default()));
-        }
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let listed: Vec<(String, String)> =
+        tools.iter().map(|tool: &Value| (text(&tool["server"]), text(&tool["function"]["name"]))).collect();
+    let is_shared = |name: &str| {
+        let mut servers = listed.iter().filter(|(_, other)| other == name).map(|(server, _)| server);
+        servers.next().is_some_and(|first| servers.any(|server| server != first))
+    };
+    for (tool, (server, name)) in tools.iter_mut().zip(&listed).filter(|(_, (_, name))| is_shared(name)) {
+        tool["function"]["name"] = Value::from(format!("{server}.{name}"));
+    }
+    if tools.is_empty() {
+        tools = tool_schema::tools(row.shift_remove("tools").unwrap_or_default())?;
     }
     for call in messages.iter_mut().flat_map(|message| &mut message.tool_calls) {
         let (server, name) = call.name.split_once('\n').expect("the reader joins them so");
@@ -59,7 +67,11 @@ pub(super) fn read(mut row: Map<String, Value>) -> Result<Conversation, String> 
 
 /// Thinking, text, and the calls at the end; a call's name is `server\ntool` until all are known.
 fn assistant(message: Message) -> Result<Message, String> {
-    let (text, calls) = match message.content.find(CALL) {
+    let start = message.content.find(CALL);
+    if start.is_some_and(|at| tags::is_thinking(&message.content[..at])) {
+        return Err(format!("a {CALL} inside the thinking"));
+    }
+    let (text, calls) = match start {
         Some(at) => (message.content[..at].trim_end().to_owned(), calls(&message.content[at..])?),
         None => (message.content.clone(), Vec::new()),
     };
@@ -92,12 +104,16 @@ fn calls(mut rest: &str) -> Result<Vec<ToolCall>, String> {
 fn element<'a>(text: &'a str, name: &str) -> Result<(&'a str, &'a str), String> {
     let inside = text.trim_start().strip_prefix(&format!("<{name}>")).ok_or_else(|| format!("no <{name}>"))?;
     let (value, rest) = inside.split_once(&format!("</{name}>")).ok_or_else(|| format!("<{name}> is never closed"))?;
-    Ok((value.trim(), rest))
+    match value.trim() {
+        "" => Err(format!("<{name}> is empty")),
+        value if value.contains('\n') => Err(format!("<{name}> is no name")),
+        value => Ok((value, rest)),
+    }
 }
 
 /// The tools that a system prompt lists, and its text without the list.
 fn take_tools(prompt: &str) -> Result<(String, Vec<Value>), String> {
-    let Some(start) = prompt.find(SERVER).filter(|at| prompt[*at..].contains(TOOL)) else {
+    let Some(start) = heading(prompt).filter(|at| prompt[*at..].contains(TOOL)) else {
         return Ok((prompt.to_owned(), Vec::new()));
     };
     let mut tools = Vec::new();
@@ -113,7 +129,8 @@ fn take_tools(prompt: &str) -> Result<(String, Vec<Value>), String> {
             end = start + at.min(list.len());
         } else if let Some(name) = line.strip_prefix(TOOL) {
             let body = &list[at + line.len()..];
-            let until = body.find(SCHEMA).ok_or_else(|| format!("tool {}: no {SCHEMA}", name.trim()))?;
+            let until = body.find(SCHEMA).filter(|until| heading(&body[..*until]).is_none());
+            let until = until.ok_or_else(|| format!("tool {}: no {SCHEMA}", name.trim()))?;
             let description = body[..until].trim().strip_prefix("Description:").unwrap_or(body[..until].trim()).trim();
             let schema = body[until + SCHEMA.len()..].lines().next().unwrap_or_default();
             let parameters = serde_json::from_str(schema.trim())
@@ -128,8 +145,22 @@ fn take_tools(prompt: &str) -> Result<(String, Vec<Value>), String> {
             break;
         }
     }
-    let parts = [prompt[..start].trim_end(), prompt.get(end..).unwrap_or_default().trim_start()];
+    let rest = prompt.get(end..).unwrap_or_default();
+    if let Some(at) = heading(rest) {
+        let line = rest[at..].lines().next().unwrap_or_default().trim();
+        return Err(format!("the list of tools goes on after other text, at {line:?}"));
+    }
+    let parts = [prompt[..start].trim_end(), rest.trim_start()];
     Ok((parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("\n\n"), tools))
+}
+
+/// Where the first line starts that names a server or a tool.
+fn heading(text: &str) -> Option<usize> {
+    let mut lines = text.split_inclusive('\n').scan(0, |at, line| {
+        *at += line.len();
+        Some((*at - line.len(), line))
+    });
+    lines.find(|(_, line)| line.starts_with(SERVER) || line.starts_with(TOOL)).map(|(at, _)| at)
 }
 
 fn tool(server: &str, name: &str, description: &str, parameters: &Value) -> Value {
@@ -194,13 +225,38 @@ mod tests {
             (good.replace("<tool_name>t</tool_name>", ""), "no <tool_name>"),
             (good.replace("</server_name>", ""), "<server_name> is never closed"),
             (good.replace(CALL_END, ""), "does not end with"),
-            (format!("<think>{good}"), "never closed"),
+            (format!("<think>{good}"), "inside the thinking"),
+            (format!("<think>a {good} b</think>"), "inside the thinking"),
+            ("<think>a".to_owned(), "never closed"),
+            (call("s", "t", "{}}}"), "does not end with"),
+            (call("s", "t\nu", "{}"), "<tool_name> is no name"),
+            (call("s", " ", "{}"), "<tool_name> is empty"),
         ] {
             let got = read_row(json!({"messages": [{"role": "assistant", "content": content}]})).expect_err(why);
             assert!(got.contains(why), "{got}");
         }
-        let broken = PROMPT.replace("{}", "{'a': object}");
-        let got = read_row(json!({"messages": [{"role": "system", "content": broken}]})).expect_err("no schema");
-        assert!(got.contains("neither JSON nor a Python literal"), "{got}");
+        for (prompt, why) in [
+            (PROMPT.replace("{}", "{'a': object}"), "neither JSON nor a Python literal"),
+            (PROMPT.replace("Input JSON schema: {\"type\": \"object\"}", ""), "tool scrape: no Input JSON schema:"),
+            (PROMPT.replace("\n\n### Tool", "\nNote.\n### Tool"), "goes on after other text, at \"### Tool name: scrape\""),
+        ] {
+            let got = read_row(json!({"messages": [{"role": "system", "content": prompt}]})).expect_err(why);
+            assert!(got.contains(why), "{got}");
+        }
+        for role in ["user", "assistant"] {
+            let got = read_row(json!({"messages": [{"role": role, "tool_calls": [{"function": {"name": "a"}}]}]}));
+            assert!(got.expect_err(role).contains("the openai format"));
+        }
+    }
+
+    #[test]
+    fn a_tool_is_shared_only_between_servers_and_a_row_may_bring_its_own_list() {
+        let twice = json!([{"role": "system", "content": PROMPT}, {"role": "system", "content": PROMPT}]);
+        let names = |row: Value| -> Vec<String> {
+            let tools = read_row(row).expect("a readable row").tools;
+            tools.iter().map(|tool| tool["function"]["name"].as_str().expect("a name").to_owned()).collect()
+        };
+        assert_eq!(names(json!({"messages": twice}))[..2], ["google_search", "tool-search.scrape"]);
+        assert_eq!(names(json!({"messages": [], "tools": [{"name": "own"}]})), ["own"]);
     }
 }

@@ -73,12 +73,14 @@ mod tests {
             {"role": "developer", "content": [{"type": "text", "text": "be"}, " brief"]},
             {"role": "assistant", "content": null, "tool_calls": call.to_string()},
             {"role": "tool", "content": "", "tool_call_id": "x"},
+            {"role": "assistant", "content": "first", "tool_calls": null},
             {"role": "assistant", "content": "<think>\nt\n</think>\n\ndone", "tool_calls": []},
         ]}))
         .expect("a readable row");
-        let [system, calling, _, last] = &conversation.messages[..] else { panic!("four messages") };
+        let [system, calling, _, first, last] = &conversation.messages[..] else { panic!("five messages") };
         assert_eq!(*system, Message::text(Role::System, "be brief"));
         assert_eq!(calling.tool_calls[0].arguments["a"], 1);
+        assert_eq!((first.content.as_str(), first.tool_calls.len()), ("first", 0));
         assert_eq!((last.reasoning_content.as_deref(), last.content.as_str()), (Some("t"), "done"));
     }
 

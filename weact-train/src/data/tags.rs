@@ -87,24 +87,36 @@ pub(super) fn call(value: Value) -> Result<ToolCall, String> {
     serde_json::from_value(json!({"function": function})).map_err(|e| e.to_string())
 }
 
-/// The results in a message that consists of `<tool_response>` blocks, or `None` if it does not begin with one. One line break
-/// on either side of a result belongs to the tags. A closing tag that no opening tag follows is the result's own text.
+/// The results in a message that consists of `<tool_response>` blocks, or `None` if it does not begin with one.
 pub(super) fn responses(text: &str) -> Result<Option<Vec<String>>, String> {
-    let Some(body) = text.trim_start().strip_prefix(RESPONSE) else { return Ok(None) };
-    let body = body.trim_end().strip_suffix(RESPONSE_END).ok_or("text after the last </tool_response>")?;
+    blocks(text, RESPONSE, RESPONSE_END)
+}
+
+/// What the blocks hold of which a message consists, or `None` if it does not begin with one. A closing tag that no opening tag
+/// follows is a block's own text.
+pub(super) fn blocks(text: &str, open: &str, close: &str) -> Result<Option<Vec<String>>, String> {
+    let Some(body) = text.trim_start().strip_prefix(open) else { return Ok(None) };
+    let body = body.trim_end().strip_suffix(close).ok_or_else(|| format!("text after the last {close}"))?;
     let mut results: Vec<String> = Vec::new();
-    for piece in body.split(RESPONSE_END) {
-        match (piece.trim_start().strip_prefix(RESPONSE), results.last_mut()) {
+    for piece in body.split(close) {
+        match (piece.trim_start().strip_prefix(open), results.last_mut()) {
             (Some(next), Some(_)) => results.push(next.to_owned()),
-            (None, Some(result)) => *result += &format!("{RESPONSE_END}{piece}"),
+            (None, Some(result)) => *result += &format!("{close}{piece}"),
             (_, None) => results.push(piece.to_owned()),
         }
     }
-    let unwrapped = |r: String| {
-        let r = r.strip_prefix('\n').unwrap_or(&r);
-        r.strip_suffix('\n').unwrap_or(r).to_owned()
-    };
-    Ok(Some(results.into_iter().map(unwrapped).collect()))
+    Ok(Some(results.iter().map(|result| inside(result).to_owned()).collect()))
+}
+
+/// The text between two tags: one line break on either side belongs to them.
+pub(super) fn inside(text: &str) -> &str {
+    let text = text.strip_prefix('\n').unwrap_or(text);
+    text.strip_suffix('\n').unwrap_or(text)
+}
+
+/// Whether a call after `before` stands inside thinking.
+pub(super) fn is_thinking(before: &str) -> bool {
+    before.rfind(THINK).is_some_and(|opened| !before[opened..].contains(THINK_END))
 }
 
 /// Reads one JSON value at the start of `text`; also returns what follows it.
