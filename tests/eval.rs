@@ -138,16 +138,25 @@ fn the_harness_answers_selects_and_refuses_as_it_says() {
     refused(&toml, &[], 2, "is not empty: --resume");
     refused(&toml, &["--resume", "--seed", "9"], 2, "the seed changed");
     refused(&toml, &["--resume", "--shard", "3/2"], 2, "use I/N");
-    refused(&toml, &["--resume", "--limit", "2.5"], 1, "limit 2.5");
+    refused(&toml, &["--resume", "--limit", "2.5"], 2, "a share below 1");
+    refused(&toml, &["--regrade", "--limit", "2"], 2, "cannot be used with");
     let ids = dir.path().join("ids.txt");
     fs::write(&ids, "nobody\n").expect("writable");
     refused(&toml, &["--resume", "--ids", &ids.display().to_string()], 1, "no benchmark has the task \"nobody\"");
+    // A run that is refused says so before anything is done, and what it would have changed stays.
+    let saved = fs::read_to_string(dir.path().join("run/config.toml")).expect("text");
+    let edited = dir.path().join("edited.toml");
+    fs::write(&edited, fs::read_to_string(&toml).expect("text").replace("max_new = 64", "max_new = 65")).expect("writable");
+    refused(&edited, &["--resume"], 2, "agent.max_new changed");
+    assert_eq!(fs::read_to_string(dir.path().join("run/config.toml")).expect("text"), saved);
     let broken = dir.path().join("broken.toml");
     let text = fs::read_to_string(&toml).expect("text");
     for (from, to, why) in [
         ("limit = 4", "limt = 4", "did you mean `limit`?"),
         ("policy = \"hard\"", "policy = \"soft\"", "unknown policy"),
         ("kind = \"eval\"", "kind = \"lora\"", "line 1"),
+        ("max_turns = 20", "max_turns = 0", "[agent] turns"),
+        ("search = 12", "serch = 12", "no stage serch"),
     ] {
         fs::write(&broken, text.replace(from, to)).expect("writable");
         refused(&broken, &["--overwrite"], 2, why);
@@ -171,10 +180,13 @@ fn the_harness_answers_selects_and_refuses_as_it_says() {
     }
     assert_eq!(records(&dir.path().join("shards")), records(&dir.path().join("run")));
 
-    // Graded again: the same answers, the same verdicts.
+    // Graded again: the same answers, the same verdicts, whatever the configuration selects; and the run can go on.
     let before = records(&dir.path().join("run"));
-    done(&eval(&config(dir.path(), "run", 6), &["--regrade", "--quiet"]).output().expect("the binary runs"));
+    done(&eval(&config(dir.path(), "run", 2), &["--regrade", "--quiet"]).output().expect("the binary runs"));
+    done(&eval(&config(dir.path(), "run", 6), &["--resume", "--quiet"]).output().expect("the binary runs"));
     assert_eq!(records(&dir.path().join("run")), before);
+    refused(&config(dir.path(), "nowhere", 2), &["--regrade"], 2, "nowhere/config.toml");
+    assert!(!dir.path().join("nowhere").exists());
 
     // And a report of it.
     let report = Command::new(env!("CARGO_BIN_EXE_weact"))
@@ -188,4 +200,28 @@ fn the_harness_answers_selects_and_refuses_as_it_says() {
         .expect("the binary runs");
     done(&report);
     assert!(fs::read_to_string(dir.path().join("report/report.html")).expect("a page").contains("WeAct-hard"));
+}
+
+#[test]
+fn ctrl_c_keeps_what_is_finished_and_says_how_to_go_on() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let flags = ["--seed", "3", "--quiet"];
+    done(&eval(&config(dir.path(), "whole", 20), &flags).output().expect("the binary runs"));
+    let (out, stderr) = (dir.path().join("it's"), dir.path().join("stderr"));
+    let mut command = eval(&config(dir.path(), "it's", 20), &flags);
+    command.stdout(Stdio::null()).stderr(fs::File::create(&stderr).expect("a file"));
+    let mut child = command.spawn().expect("the binary runs");
+    let began = Instant::now();
+    while fs::metadata(out.join("records.jsonl")).map_or(0, |file| file.len()) == 0 {
+        assert!(began.elapsed() < Duration::from_secs(60) && child.try_wait().expect("a child").is_none(), "no record came");
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().expect("kill runs").success());
+    assert_eq!(child.wait().expect("it ends").code(), Some(130));
+    let said = fs::read_to_string(&stderr).expect("text");
+    let (_, line) = said.trim_end().rsplit_once("Go on with: ").expect("the command to go on with");
+    assert!(line.contains("--seed 3") && line.matches("--resume").count() == 1, "{line}");
+    assert!(records(&out).len() < records(&dir.path().join("whole")).len(), "it was interrupted");
+    done(&Command::new("sh").args(["-c", &format!("exec {line}")]).output().expect("the binary runs"));
+    assert_eq!(records(&out), records(&dir.path().join("whole")));
 }

@@ -1,6 +1,6 @@
 //! `weact eval`.
 
-use std::{collections::BTreeSet, fs, io::IsTerminal, path::PathBuf, process::ExitCode, sync::atomic::Ordering};
+use std::{collections::BTreeSet, env, fs, io::IsTerminal, path::PathBuf, process::ExitCode, sync::atomic::Ordering};
 
 use burn::tensor::DType;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -8,7 +8,7 @@ use serde_json::json;
 use weact::eval::{
     config,
     record::{Record, State},
-    run::{self, Bench, Existing, Progress, Rules, Selection, Store},
+    run::{self, Bench, Existing, Progress, Regraded, Rules, Selection, Store},
     score::{self, Score},
 };
 
@@ -25,11 +25,11 @@ pub(super) struct Args {
     /// Remove what an earlier evaluation wrote into it
     #[arg(long, conflicts_with = "regrade")]
     overwrite: bool,
-    /// Grade the stored answers again instead of running
-    #[arg(long)]
+    /// Grade all stored answers again, with the graders and the judge that the configuration names now, instead of running
+    #[arg(long, conflicts_with_all = ["limit", "ids", "shard"])]
     regrade: bool,
     /// The first N tasks of each benchmark, or, below 1, this share of them
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = limit)]
     limit: Option<f64>,
     /// Only tasks whose ids stand in this file, one a line
     #[arg(long, value_name = "FILE")]
@@ -44,7 +44,7 @@ pub(super) struct Args {
     #[arg(long, default_value = "f32", value_parser = super::model::dtype)]
     dtype: DType,
     /// Exit with status 1 if a greater share of the tasks can't be judged
-    #[arg(long, value_name = "SHARE", default_value_t = 0.1)]
+    #[arg(long, value_name = "SHARE", default_value_t = 0.1, value_parser = share)]
     max_judge_errors: f64,
 }
 
@@ -53,11 +53,29 @@ fn shard(text: &str) -> Result<(u64, u64), String> {
     parts.filter(|(i, n)| (1..=*n).contains(i)).ok_or_else(|| "use I/N with I from 1 to N, as 1/4".to_owned())
 }
 
+fn limit(text: &str) -> Result<f64, String> {
+    let limit = text.parse().ok().filter(|n: &f64| *n > 0.0 && n.is_finite() && (*n < 1.0 || n.fract() == 0.0));
+    limit.ok_or_else(|| "use a number of tasks, or a share below 1".to_owned())
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    text.parse().ok().filter(|share| (0.0..=1.0).contains(share)).ok_or_else(|| "use a share from 0 to 1".to_owned())
+}
+
 /// Runs it.
 pub(super) fn run(args: &Args, common: &Common) -> anyhow::Result<ExitCode> {
     let say = common.say;
     let mut config = config::Run::read(&args.run)?;
     config.seed = common.seed.unwrap_or(config.seed);
+    if args.regrade {
+        return regrade(args, &config, say);
+    }
+    let existing = match (args.resume, args.overwrite) {
+        (true, _) => Existing::Resume,
+        (_, true) => Existing::Overwrite,
+        _ => Existing::Refuse,
+    };
+    Store::check(&config.out, existing)?;
     let selection = Selection { limit: args.limit, ids: ids(args)?, shard: args.shard };
     let benches = run::benches(&config, &selection)?;
     for bench in &benches {
@@ -66,35 +84,57 @@ pub(super) fn run(args: &Args, common: &Common) -> anyhow::Result<ExitCode> {
         }
     }
     let rules = Rules { seed: config.seed, retry: config.retry.clone(), reveal: args.reveal };
-    let existing = match (args.resume || args.regrade, args.overwrite) {
-        (true, _) => Existing::Resume,
-        (_, true) => Existing::Overwrite,
-        _ => Existing::Refuse,
-    };
-    if args.regrade {
-        let mut store = Store::open(&config.out, &config.to_toml(), existing)?;
-        let n = run::regrade(&benches, &rules, &mut store)?;
-        say.note(&format!("{n} records graded again; the old ones are in records.before-regrade.jsonl"));
-        return report(store.records(), &benches, args, say);
-    }
     let methods = run::methods(&config)?;
     let (device_name, device) = common.device.open()?;
     let mut store = Store::open(&config.out, &config.to_toml(), existing)?;
+    for prepared in &methods {
+        prepared.warnings.iter().for_each(|warning| say.warn(warning));
+        run::check(prepared.name(), &|benchmark| prepared.identity(benchmark, args.dtype), &benches, &rules, &store)?;
+    }
     say.note(&format!("running on {device_name}"));
     let stop = interrupt_flag()?;
     let interrupted = || stop.load(Ordering::Relaxed);
-    for prepared in methods {
-        prepared.warnings.iter().for_each(|warning| say.warn(warning));
+    for mut prepared in methods {
+        prepared.about.insert("device".to_owned(), json!(device_name));
         let method = prepared.load(&device, args.dtype)?;
         let mut bar = Bar::new(say);
-        let done = run::run(&method, &benches, &rules, &mut store, &mut |progress| bar.show(progress), &interrupted)?;
+        let done = run::run(&method, &benches, &rules, &mut store, &mut |progress| bar.show(progress), &interrupted);
         bar.finish();
-        if !done {
-            say.warn(&format!("interrupted; what was finished is kept: weact eval {} --resume goes on", args.run.display()));
+        if !done? {
+            say.warn(&format!("interrupted; what was finished is kept. Go on with: {}", resume_command()));
             return Ok(ExitCode::from(130));
         }
     }
     report(store.records(), &benches, args, say)
+}
+
+/// Grades all that is stored again, by the judge and the benchmarks of `new`. What was run stays as the run directory says it was.
+fn regrade(args: &Args, new: &config::Run, say: Say) -> anyhow::Result<ExitCode> {
+    let mut config = config::Run::read(&new.out.join("config.toml"))?;
+    (config.judge, config.benchmarks) = (new.judge.clone(), new.benchmarks.clone());
+    let resolved = config.to_toml();
+    for benchmark in &mut config.benchmarks {
+        (benchmark.ids, benchmark.limit) = (None, None);
+    }
+    let benches = run::benches(&config, &Selection::default())?;
+    let mut store = Store::open(&new.out, &resolved, Existing::Resume)?;
+    let rules = Rules { seed: config.seed, retry: config.retry.clone(), reveal: args.reveal };
+    let Regraded { n, n_changed } = run::regrade(&benches, &rules, &mut store)?;
+    say.note(&format!("{n} records graded again; the old ones are in records.before-regrade.jsonl"));
+    if n_changed > 0 {
+        let what = "are of tasks whose question or gold answers have changed since they were answered";
+        say.warn(&format!("{n_changed} records {what}: make sure that it was the gold answers"));
+    }
+    report(store.records(), &benches, args, say)
+}
+
+/// This process's own command for a shell, with all its flags: a resumed run must have the same.
+fn resume_command() -> String {
+    let given = env::args_os().map(|word| word.to_string_lossy().into_owned());
+    let kept = given.filter(|word| word != "--overwrite" && word != "--resume");
+    let is_plain = |word: &str| !word.is_empty() && word.chars().all(|c| c.is_alphanumeric() || "_-./=:,+@%".contains(c));
+    let quoted = kept.map(|word| if is_plain(&word) { word } else { format!("'{}'", word.replace('\'', "'\\''")) });
+    quoted.chain(["--resume".to_owned()]).collect::<Vec<_>>().join(" ")
 }
 
 fn ids(args: &Args) -> anyhow::Result<Option<BTreeSet<String>>> {

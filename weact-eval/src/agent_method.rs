@@ -14,11 +14,10 @@ use weact_core::{
     registry::{Against, Registry},
 };
 use weact_infer::{
-    agent::{Budget, Finished, Parts, Run, Settings},
+    agent::{Finished, Parts, Run, Settings},
     controller::{hard, hard::Hard, plain},
     engine::Engine,
     record::Recorder,
-    sampler::Sampling,
     tools::{self, ToolSet, corpus::Corpus},
 };
 
@@ -89,33 +88,40 @@ pub struct Prepared {
     method: config::Method,
     agent: config::Agent,
     checkpoint: Checkpoint,
+    base: String,
     registry: Registry,
     chat: Chat,
     retention: Retention,
+    stages: Hard,
     /// By benchmark.
     tools: BTreeMap<String, ToolSource>,
     /// What a look at the files had to say.
     pub warnings: Vec<String>,
+    /// What the headers of episodes say beside what decides them, such as the device.
+    pub about: Map<String, Value>,
 }
 
 /// Reads what a method is made of: digests are computed, cards are checked against the model and each other. `tools` are each benchmark's.
 ///
 /// # Errors
-/// If a file can't be read or is broken, an adapter was made for another model or is missing, or cards differ in how tools reach the model.
+/// If a file can't be read or is broken, an adapter was made for another model or is missing, or cards differ in how tools reach
+/// the model. Where `agent` says otherwise than the cards, theirs stands, and a warning says so.
 pub fn prepare(method: &config::Method, agent: &config::Agent, tools: BTreeMap<String, ToolSource>) -> Result<Prepared> {
     let checkpoint = Checkpoint::open(&method.model, false)?;
     let plain = Chat::open(&checkpoint.dir, Default::default())?;
+    let base = checkpoint.digest();
     let against =
-        Against { base: checkpoint.digest(), tokenizer: plain.tokenizer.digest().to_owned(), template: plain.template_digest() };
-    let (registry, warnings) = match &method.adapters {
+        Against { base: base.clone(), tokenizer: plain.tokenizer.digest().to_owned(), template: plain.template_digest() };
+    let (registry, mut warnings) = match &method.adapters {
         Some(dir) => Registry::open(dir, &against)?,
         None => (Registry::default(), Vec::new()),
     };
     for entry in registry.entries() {
         entry.adapter.check_fits(&checkpoint.config)?;
     }
+    let stages = agent.stages().map_err(|why| Error::Other(format!("[agent] {why}")))?;
     match &method.policy {
-        Policy::Hard => Hard::default().workflow.iter().try_for_each(|rule| registry.need(&rule.capability).map(drop))?,
+        Policy::Hard => stages.workflow.iter().try_for_each(|rule| registry.need(&rule.capability).map(drop))?,
         Policy::Single(alias) => drop(registry.need(alias)?),
         Policy::Base => {}
     }
@@ -129,18 +135,55 @@ pub fn prepare(method: &config::Method, agent: &config::Agent, tools: BTreeMap<S
         let why = "its adapters were trained with other tool protocols or retention: they can't share a history";
         return Err(Error::Other(format!("method {:?}: {why}", method.name)));
     }
+    let agrees = agent.tool_protocol.unwrap_or(protocol) == protocol
+        && agent.keep_tool_result.unwrap_or(retention.keep_tool_result) == retention.keep_tool_result
+        && (agent.clip_tool_result.is_none() || agent.clip_tool_result == retention.clip_tool_result);
+    if !agrees {
+        let stands = format!("{protocol:?}, keep {}, clip {:?}", retention.keep_tool_result, retention.clip_tool_result);
+        warnings.push(format!("method {:?}: its cards say {stands}; what [agent] says otherwise is left aside", method.name));
+    }
     let chat = Chat::open(&checkpoint.dir, protocol)?;
-    Ok(Prepared { method: method.clone(), agent: agent.clone(), checkpoint, registry, chat, retention, tools, warnings })
+    Ok(Prepared {
+        method: method.clone(),
+        agent: agent.clone(),
+        checkpoint,
+        base,
+        registry,
+        chat,
+        retention,
+        stages,
+        tools,
+        warnings,
+        about: Map::new(),
+    })
 }
 
 impl Prepared {
+    /// The name in tables.
+    pub fn name(&self) -> &str {
+        &self.method.name
+    }
+
+    /// The identity of the [`AgentMethod`] that it will be with weights of `dtype`.
+    pub fn identity(&self, benchmark: &str, dtype: DType) -> Map<String, Value> {
+        let Self { method, agent, base, registry, chat, retention, tools, .. } = self;
+        let adapters: Vec<String> =
+            registry.entries().iter().map(|e| format!("{}@{}", e.stage.alias, e.adapter.digest())).collect();
+        let value = json!({
+            "model": base, "tokenizer": chat.tokenizer.digest(), "template": chat.template_digest(),
+            "tool_protocol": chat.protocol, "policy": method.policy, "adapters": adapters, "retention": retention, "agent": agent,
+            "system": method.system, "dtype": format!("{dtype:?}").to_lowercase(), "version": env!("CARGO_PKG_VERSION"),
+            "tools": tools.get(benchmark).map(ToolSource::identity),
+        });
+        value.as_object().cloned().expect("an object")
+    }
+
     /// Loads the weights.
     ///
     /// # Errors
     /// If they can't be read, or don't fit the device.
     pub fn load(self, device: &Device, dtype: DType) -> Result<AgentMethod> {
-        let digest = self.checkpoint.digest();
-        let engine = Engine::new(Arc::new(self.checkpoint.load(device, dtype)?), digest);
+        let engine = Engine::new(Arc::new(self.checkpoint.load(device, dtype)?), self.base.clone());
         Ok(AgentMethod { prepared: self, engine, dtype })
     }
 }
@@ -154,24 +197,17 @@ pub struct AgentMethod {
 }
 
 impl AgentMethod {
-    fn rules(&self) -> Result<Hard> {
-        let mut rules = Hard::default();
-        for (alias, turns) in &self.prepared.agent.stage_turns {
-            let rule = rules.workflow.iter_mut().find(|rule| rule.capability == *alias);
-            rule.ok_or_else(|| Error::Other(format!("[agent] stage_turns: the workflow has no stage {alias}")))?.max_turns =
-                *turns;
-        }
-        Ok(rules)
-    }
-
     fn settings(&self, seed: u64) -> Settings {
-        let config::Agent { system, max_turns, max_new, max_seconds, temperature, top_p, top_k, .. } = &self.prepared.agent;
+        let Prepared { method, agent, retention, stages, about, .. } = &self.prepared;
+        let mut about = about.clone();
+        about.insert("workflow".to_owned(), json!(stages.workflow));
+        about.insert("dtype".to_owned(), json!(format!("{:?}", self.dtype).to_lowercase()));
         Settings {
-            system: self.prepared.method.system.clone().or_else(|| system.clone()),
-            retention: self.prepared.retention,
-            sampling: Sampling { temperature: *temperature, top_k: *top_k, top_p: *top_p, seed },
-            budget: Budget { max_turns: *max_turns, max_new: *max_new, max_seconds: *max_seconds, ..Budget::default() },
-            about: Map::new(),
+            system: method.system.clone().or_else(|| agent.system.clone()),
+            retention: *retention,
+            sampling: agent.sampling(seed),
+            budget: agent.budget(),
+            about,
         }
     }
 
@@ -182,33 +218,23 @@ impl AgentMethod {
 
 impl Method for AgentMethod {
     fn name(&self) -> &str {
-        &self.prepared.method.name
+        self.prepared.name()
     }
 
     fn identity(&self, benchmark: &str) -> Map<String, Value> {
-        let Prepared { method, agent, registry, chat, retention, .. } = &self.prepared;
-        let adapters: Vec<String> =
-            registry.entries().iter().map(|e| format!("{}@{}", e.stage.alias, e.adapter.digest())).collect();
-        let value = json!({
-            "model": self.engine.base_digest(), "tokenizer": chat.tokenizer.digest(), "template": chat.template_digest(),
-            "tool_protocol": chat.protocol, "policy": method.policy, "adapters": adapters, "retention": retention, "agent": agent,
-            "system": method.system, "dtype": format!("{:?}", self.dtype).to_lowercase(), "version": env!("CARGO_PKG_VERSION"),
-            "tools": self.tools(benchmark).map_or(Value::Null, ToolSource::identity),
-        });
-        value.as_object().cloned().expect("an object")
+        self.prepared.identity(benchmark, self.dtype)
     }
 
     fn attempt(&self, benchmark: &str, task: &Task, seed: u64, interrupted: &dyn Fn() -> bool) -> Result<Answer> {
-        let Prepared { method, registry, chat, .. } = &self.prepared;
+        let Prepared { method, registry, chat, stages, .. } = &self.prepared;
         let tools = self.tools(benchmark)?.tools()?;
-        let rules = self.rules()?;
         let parts = Parts { engine: &self.engine, chat, registry, tools: &tools };
         let policy = String::from(method.policy.clone());
         let recorder = Recorder::new(task.id.clone());
         let mut unheard = |_: &Event| {};
         let run = Run::begin(parts, self.settings(seed), &policy, &task.question, recorder, &mut unheard, interrupted)?;
         let finished = match &method.policy {
-            Policy::Hard => hard::run(run, &rules)?,
+            Policy::Hard => hard::run(run, stages)?,
             Policy::Base => plain::run(run, None)?,
             Policy::Single(alias) => plain::run(run, Some(alias))?,
         };

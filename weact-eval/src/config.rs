@@ -8,8 +8,15 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 use weact_core::{Capability, chat::ToolProtocol, io::toml_text};
+use weact_infer::{agent::Budget, controller::hard::Hard, sampler::Sampling};
 
-use crate::{Error, Result, benchmark::Benchmark, record::State, world::WorldConfig};
+use crate::{
+    Error, Result,
+    benchmark::Benchmark,
+    grade::{self, Options},
+    record::State,
+    world::WorldConfig,
+};
 
 /// What kind of run the file describes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -101,6 +108,36 @@ impl Default for Agent {
             keep_tool_result: None,
             clip_tool_result: None,
         }
+    }
+}
+
+impl Agent {
+    /// What a run may use up.
+    pub fn budget(&self) -> Budget {
+        let Self { max_turns, max_new, max_seconds, .. } = *self;
+        Budget { max_turns, max_new, max_seconds, ..Budget::default() }
+    }
+
+    /// How tokens are drawn.
+    pub fn sampling(&self, seed: u64) -> Sampling {
+        Sampling { temperature: self.temperature, top_k: self.top_k, top_p: self.top_p, seed }
+    }
+
+    /// The prescribed stages with these turns.
+    ///
+    /// # Errors
+    /// If there is no such stage, or it would have no turn.
+    pub fn stages(&self) -> std::result::Result<Hard, String> {
+        let mut rules = Hard::default();
+        for (alias, turns) in &self.stage_turns {
+            let names: Vec<String> = rules.workflow.iter().map(|rule| rule.capability.to_string()).collect();
+            match rules.workflow.iter_mut().find(|rule| rule.capability == *alias) {
+                Some(rule) if *turns > 0 => rule.max_turns = *turns,
+                Some(_) => return Err(format!("stage_turns: {alias} must have a turn")),
+                None => return Err(format!("stage_turns: there is no stage {alias}: use {}", names.join(", "))),
+            }
+        }
+        Ok(rules)
     }
 }
 
@@ -227,6 +264,9 @@ pub struct Task {
     /// Another toy world for this benchmark's tools.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub world: Option<WorldConfig>,
+    /// These tasks only, by their ids.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ids: Option<BTreeSet<String>>,
     /// The first so many tasks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<usize>,
@@ -287,6 +327,9 @@ impl Run {
         if let Some(method) = self.methods.iter().find(|m| m.policy != Policy::Base && m.adapters.is_none()) {
             return Err(format!("method {:?}: its policy needs adapters = DIR", method.name));
         }
+        let agent = &self.agent;
+        agent.budget().check().and_then(|()| agent.sampling(0).check()).map_err(|e| format!("[agent] {e}"))?;
+        agent.stages().map_err(|why| format!("[agent] {why}"))?;
         let needs_world = self.tools.spec == "world" || self.benchmarks.iter().any(|b| b.grader == GraderChoice::World);
         if needs_world && self.tools.world.is_none() {
             return Err("the toy world is used: say which in [tools.world]; an empty table is the default one".to_owned());
@@ -299,6 +342,12 @@ impl Run {
         }
         if self.benchmarks.iter().any(|b| b.limit == Some(0)) {
             return Err("a benchmark's limit must be at least 1".to_owned());
+        }
+        if self.judge.as_ref().is_some_and(|judge| judge.votes == 0) {
+            return Err("[judge] votes must be at least 1".to_owned());
+        }
+        for task in self.benchmarks.iter().filter(|b| b.grader == GraderChoice::Official && self.judge.is_none()) {
+            grade::grader(task.benchmark, None, Options::default()).map_err(|e| format!("benchmark {:?}: {e}", task.name()))?;
         }
         Ok(())
     }
@@ -321,7 +370,13 @@ mod tests {
         let run: Run = toml_text::parse(GOOD).expect("legal");
         assert_eq!(run.check(), Ok(()));
         assert_eq!((run.benchmarks[0].name().as_str(), run.retry.attempts), ("GAIA", 1));
-        assert_eq!(toml_text::parse::<Run>(&run.to_toml()).expect("legal"), run);
+        let more = "ids = [\"b\", \"a\"]\nlimit = 3\nworld = { seed = 2 }\n[agent]\nmax_seconds = 1.5\nstage_turns = { search = 6 }\n\
+                    [judge]\nurl = \"u\"\nmodel = \"m\"\n";
+        let full: Run = toml_text::parse(&format!("{GOOD}{more}")).expect("legal");
+        assert_eq!((full.check(), full.agent.stages().expect("legal").workflow[1].max_turns), (Ok(()), 6));
+        for run in [run, full] {
+            assert_eq!(toml_text::parse::<Run>(&run.to_toml()).expect("legal"), run);
+        }
     }
 
     #[test]
@@ -339,6 +394,12 @@ mod tests {
             (with("[retry]\nattempts = 0\n"), "attempts must be at least 1"),
             (with("[retry]\nattempts = 2\non = [\"wrong\"]\n"), "a graded answer is final"),
             (with("[tools.world]\nsead = 1\n"), "unknown field `sead`"),
+            (with("[agent]\nmax_new = 0\n"), "[agent] turns, tokens"),
+            (with("[agent]\ntemperature = -1.0\n"), "[agent] sampling"),
+            (with("[agent]\nstage_turns = { serch = 3 }\n"), "no stage serch: use plan, search, write"),
+            (with("[agent]\nstage_turns = { search = 0 }\n"), "search must have a turn"),
+            (with("[judge]\nurl = \"u\"\nmodel = \"m\"\nvotes = 0\n"), "votes must be at least 1"),
+            (GOOD.replace("\"gaia\"", "\"researchqa\""), "by a judge alone"),
         ] {
             let error = toml_text::parse::<Run>(&text).and_then(|run| run.check()).expect_err(why);
             assert!(error.contains(why), "{error}");

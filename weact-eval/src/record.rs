@@ -6,6 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{grade::Verdict, method::Cost};
 
+/// Version of the format that is written here.
+pub const VERSION: u32 = 1;
+
 /// What became of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -97,8 +100,8 @@ pub struct Record {
     pub cost: Cost,
     /// Seconds from the question to the answer; grading is not in it.
     pub wall_s: f64,
-    /// Set where the benchmark is published obfuscated: `prediction`, `report`, `graded_text` and `detail` are then obfuscated in the same
-    /// way, with this key.
+    /// Set where the benchmark is published obfuscated: `prediction`, `report`, `graded_text`, `detail` and `error` are then obfuscated in
+    /// the same way, with this key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub canary: Option<String>,
 }
@@ -111,8 +114,8 @@ impl Record {
 
     /// The texts that may repeat a question or an answer.
     pub(crate) fn texts_mut(&mut self) -> impl Iterator<Item = &mut String> {
-        let Self { prediction, report, graded_text, detail, .. } = self;
-        [prediction, report, graded_text, detail].into_iter().flatten()
+        let Self { prediction, report, graded_text, detail, error, .. } = self;
+        [prediction, report, graded_text, detail, error].into_iter().flatten()
     }
 }
 

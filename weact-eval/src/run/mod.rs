@@ -3,25 +3,25 @@
 
 mod plan;
 mod setup;
+mod identity;
 mod store;
 
 use std::time::Instant;
 
-use serde_json::{Map, Value, json};
-use sha2::{Digest, Sha256};
-use weact_core::io::tensors::hex;
+use serde_json::{Map, Value};
 
+use identity::attempt_seed;
 pub use plan::{Selection, select};
 pub use setup::{benches, methods};
-pub use store::{Existing, Store, benchmark_part, episode_file, method_part, read};
+pub use store::{Existing, Store, episode_file, read};
 
 use crate::{
     Error, Result,
     benchmark::Benchmark,
     config::Retry,
-    grade::Grader,
+    grade::{Graded, Grader, Verdict},
     method::{Answer, Cost, Method},
-    record::{Record, State},
+    record::{self, Record, State},
     suite::cipher::Cipher,
     task::Task,
 };
@@ -73,11 +73,33 @@ pub enum Progress<'a> {
     },
 }
 
+/// Whether the records of `store` are those of the method that has this identity on each benchmark, of these tasks and graders.
+/// Changes nothing: it can be asked for all methods before the first one runs.
+///
+/// # Errors
+/// [`Error::RunDirectory`] if a record is another method's, benchmark's, seed's or question's: the message names what differs.
+pub fn check(
+    method: &str,
+    identity: &dyn Fn(&str) -> Map<String, Value>,
+    benches: &[Bench],
+    rules: &Rules,
+    store: &Store,
+) -> Result<()> {
+    let parts = identity::method_parts(identity, benches);
+    store.check_parts(&store::method_part(method), &parts)?;
+    for bench in benches {
+        store.check_parts(&store::benchmark_part(&bench.name), &identity::bench_parts(bench))?;
+        for task in &bench.tasks {
+            check_task(&made(store.records(), method, bench, task), &parts, bench, task, rules, store)?;
+        }
+    }
+    Ok(())
+}
+
 /// Runs what is missing of one method on all benchmarks. `false` if it was interrupted: what was finished is on disk.
 ///
 /// # Errors
-/// If the directory holds records of another method or benchmark of this name, a record of this plan under another identity, a grader can't grade, or the
-/// disk is full.
+/// As [`check`]; nothing has been touched then. If the disk is full.
 pub fn run(
     method: &dyn Method,
     benches: &[Bench],
@@ -86,31 +108,25 @@ pub fn run(
     observe: &mut dyn FnMut(&Progress<'_>),
     interrupted: &dyn Fn() -> bool,
 ) -> Result<bool> {
+    let identity = |benchmark: &str| method.identity(benchmark);
+    check(method.name(), &identity, benches, rules, store)?;
+    let parts = identity::method_parts(&identity, benches);
+    store.accept([(store::method_part(method.name()), parts.clone())].into_iter().chain(all_bench_parts(benches)))?;
     for bench in benches {
-        let identity = method.identity(&bench.name);
-        store.same_parts(&method_part(method.name()), &shared_parts(&identity))?;
-        store.same_parts(&benchmark_part(&bench.name), &bench.parts())?;
-        let mut todo = Vec::new();
-        for task in &bench.tasks {
-            let made = made(store.records(), method.name(), bench, task);
-            check_identity(&made, method, &identity, bench, task, rules, store)?;
-            if !rules.is_final(made.last().copied()) {
-                todo.push(task);
-            }
-        }
+        let is_open = |task: &&Task| !rules.is_final(made(store.records(), method.name(), bench, task).last().copied());
+        let todo: Vec<&Task> = bench.tasks.iter().filter(is_open).collect();
         let done = bench.tasks.len() - todo.len();
         observe(&Progress::Begin { method: method.name(), benchmark: &bench.name, todo: todo.len(), done });
         for task in todo {
             loop {
-                let made = made(store.records(), method.name(), bench, task);
-                let before = made.last().copied();
+                let before = made(store.records(), method.name(), bench, task).last().copied();
                 if rules.is_final(before) {
                     break;
                 }
                 if interrupted() {
                     return Ok(false);
                 }
-                let Some((record, answer)) = attempt(method, &identity, bench, task, rules, before, interrupted)? else {
+                let Some((record, answer)) = attempt(method, &parts, bench, task, rules, before, interrupted)? else {
                     return Ok(false);
                 };
                 let keep_episode = rules.reveal || !bench.benchmark.is_secret();
@@ -130,17 +146,8 @@ impl Rules {
     }
 }
 
-impl Bench {
-    /// What its grades depend on.
-    fn parts(&self) -> Map<String, Value> {
-        let parts = json!({"benchmark": self.benchmark, "grader": self.grader.id()});
-        parts.as_object().cloned().expect("an object")
-    }
-}
-
-/// What is the same on every benchmark: tools may differ between them.
-fn shared_parts(identity: &Map<String, Value>) -> Map<String, Value> {
-    identity.iter().filter(|(key, _)| *key != "tools").map(|(k, v)| (k.clone(), v.clone())).collect()
+fn all_bench_parts(benches: &[Bench]) -> impl Iterator<Item = (String, Map<String, Value>)> {
+    benches.iter().map(|bench| (store::benchmark_part(&bench.name), identity::bench_parts(bench)))
 }
 
 /// The records of a task so far, by attempt.
@@ -148,29 +155,31 @@ fn made<'a>(records: &'a [Record], method: &str, bench: &Bench, task: &Task) -> 
     records.iter().filter(|r| r.task == task.id && r.benchmark == bench.name && r.method == method).collect()
 }
 
-fn check_identity(
+fn check_task(
     made: &[&Record],
-    method: &dyn Method,
-    identity: &Map<String, Value>,
+    parts: &Map<String, Value>,
     bench: &Bench,
     task: &Task,
     rules: &Rules,
     store: &Store,
 ) -> Result<()> {
+    let mut before: Option<&Record> = None;
     for (number, record) in made.iter().enumerate() {
         if record.attempt != number {
-            let why = format!("{} of {} on {}: attempts are not numbered from 0", task.id, method.name(), bench.name);
+            let why = format!("{} of {} on {}: attempts are not numbered from 0", task.id, record.method, bench.name);
             return Err(Error::Other(why));
         }
-        let seed = attempt_seed(rules.seed, &task.id, record.attempt);
-        if record.identity != digest(identity, bench, task, seed) {
-            let what = if record.seed == seed { "its question, answer, tools or grader" } else { "the seed" };
+        let graded_again = before.filter(|_| record.cause == Some(State::JudgeError));
+        let seed = graded_again.map_or_else(|| attempt_seed(rules.seed, &task.id, number), |before| before.seed);
+        if record.identity != identity::digest(parts, &bench.name, bench.grader.id(), task, seed) {
+            let what = if record.seed == seed { "its question or its gold answers" } else { "the seed" };
             let why = format!(
                 "task {} of {} was answered by {} under other conditions: {what} changed; use another out, or --overwrite",
                 task.id, bench.name, record.method
             );
             return Err(Error::RunDirectory { path: store.dir().to_owned(), why });
         }
+        before = Some(record);
     }
     Ok(())
 }
@@ -178,7 +187,7 @@ fn check_identity(
 /// One attempt, graded. `None` if it was interrupted.
 fn attempt(
     method: &dyn Method,
-    identity: &Map<String, Value>,
+    parts: &Map<String, Value>,
     bench: &Bench,
     task: &Task,
     rules: &Rules,
@@ -186,10 +195,10 @@ fn attempt(
     interrupted: &dyn Fn() -> bool,
 ) -> Result<Option<(Record, Answer)>> {
     let number = before.map_or(0, |record| record.attempt + 1);
-    let seed = attempt_seed(rules.seed, &task.id, number);
-    let begun = Instant::now();
     // Only the judge failed: the same answer is graded again.
     let again = before.filter(|record| record.state == State::JudgeError);
+    let seed = again.map_or_else(|| attempt_seed(rules.seed, &task.id, number), |record| record.seed);
+    let begun = Instant::now();
     let (answer, error) = match again {
         Some(record) => (given(record, bench)?, None),
         None => match method.attempt(&bench.name, task, seed, interrupted) {
@@ -199,24 +208,21 @@ fn attempt(
         },
     };
     let wall_s = if again.is_some() { 0.0 } else { begun.elapsed().as_secs_f64() };
-    // A run that ended without an answer has no report either, whatever it wrote on the way.
-    let report = answer.report.as_deref().filter(|_| answer.prediction.is_some());
-    let text = if bench.grader.reads_report() { report } else { answer.prediction.as_deref() };
-    let graded = bench.grader.grade(task, text)?;
+    let graded = grade(bench, task, answer.prediction.as_deref(), answer.report.as_deref());
     let state = match State::from(graded.verdict) {
         _ if error.is_some() => State::Error,
         State::NoAnswer if answer.length => State::Length,
         state => state,
     };
     let mut record = Record {
-        v: 1,
+        v: record::VERSION,
         method: method.name().to_owned(),
         benchmark: bench.name.clone(),
         task: task.id.clone(),
         attempt: number,
         cause: before.map(|record| record.state),
         seed,
-        identity: digest(identity, bench, task, seed),
+        identity: identity::digest(parts, &bench.name, bench.grader.id(), task, seed),
         state,
         prediction: answer.prediction.clone(),
         report: answer.report.clone().filter(|report| Some(report) != answer.prediction.as_ref()),
@@ -239,11 +245,25 @@ fn attempt(
     Ok(Some((record, answer)))
 }
 
+/// The grade of an answer. Where the grader fails, the answer is kept without one.
+fn grade(bench: &Bench, task: &Task, prediction: Option<&str>, report: Option<&str>) -> Graded {
+    // A run that ended without an answer has no report either, whatever it wrote on the way.
+    let report = report.filter(|_| prediction.is_some()).or(prediction);
+    let text = if bench.grader.reads_report() { report } else { prediction };
+    bench.grader.grade(task, text).unwrap_or_else(|error| Graded {
+        verdict: Verdict::JudgeError,
+        score: None,
+        scores: Default::default(),
+        graded_text: None,
+        detail: Some(error.to_string()),
+    })
+}
+
 /// The answer of an earlier attempt.
 fn given(record: &Record, bench: &Bench) -> Result<Answer> {
     let plain = revealed(record, bench.benchmark)?;
     Ok(Answer {
-        report: plain.report.or_else(|| plain.prediction.clone()),
+        report: plain.report,
         prediction: plain.prediction,
         termination: plain.termination,
         n_turns: plain.n_turns,
@@ -252,12 +272,26 @@ fn given(record: &Record, bench: &Bench) -> Result<Answer> {
     })
 }
 
-/// Grades the stored answers again, without running anything.
+/// What became of stored answers that were graded again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Regraded {
+    /// Records.
+    pub n: usize,
+    /// Of them, those whose task has another question or other gold answers than when it was answered.
+    pub n_changed: usize,
+}
+
+/// Grades the stored answers again, without running anything. The records get the new grader's id and their identity under it, so
+/// that the run can be resumed with it.
 ///
 /// # Errors
-/// If a record's benchmark or task is not among `benches`, a grader can't grade, or the disk is full.
-pub fn regrade(benches: &[Bench], rules: &Rules, store: &mut Store) -> Result<usize> {
+/// If there are no records, a record's benchmark or task is not among `benches`, or the disk is full: nothing has been touched then.
+pub fn regrade(benches: &[Bench], rules: &Rules, store: &mut Store) -> Result<Regraded> {
+    if store.records().is_empty() {
+        return Err(Error::RunDirectory { path: store.dir().to_owned(), why: "has no records to grade".to_owned() });
+    }
     let mut records = Vec::new();
+    let mut n_changed = 0;
     for record in store.records() {
         let known = benches.iter().find(|bench| bench.name == record.benchmark);
         let task = known.and_then(|bench| Some((bench, bench.tasks.iter().find(|task| task.id == record.task)?)));
@@ -267,14 +301,14 @@ pub fn regrade(benches: &[Bench], rules: &Rules, store: &mut Store) -> Result<us
                 record.task, record.benchmark
             )));
         };
+        let parts = store.parts(&store::method_part(&record.method))?;
+        let identity = |grader: &str| identity::digest(parts, &bench.name, grader, task, record.seed);
+        n_changed += usize::from(record.identity != identity(&record.grader));
         let mut plain = revealed(record, bench.benchmark)?;
         if record.state != State::Error {
-            let report = plain.report.as_deref().filter(|_| plain.prediction.is_some()).or(plain.prediction.as_deref());
-            let text = if bench.grader.reads_report() { report } else { plain.prediction.as_deref() };
-            let graded = bench.grader.grade(task, text)?;
-            let was_long = record.state == State::Length;
+            let graded = grade(bench, task, plain.prediction.as_deref(), plain.report.as_deref());
             plain.state = match State::from(graded.verdict) {
-                State::NoAnswer if was_long => State::Length,
+                State::NoAnswer if record.state == State::Length => State::Length,
                 state => state,
             };
             plain.score = graded.score;
@@ -283,6 +317,7 @@ pub fn regrade(benches: &[Bench], rules: &Rules, store: &mut Store) -> Result<us
             plain.detail = graded.detail;
         }
         bench.grader.id().clone_into(&mut plain.grader);
+        plain.identity = identity(bench.grader.id());
         if !rules.reveal {
             conceal(&mut plain, bench.benchmark, task)?;
         }
@@ -290,7 +325,8 @@ pub fn regrade(benches: &[Bench], rules: &Rules, store: &mut Store) -> Result<us
     }
     let n = records.len();
     store.replace(records)?;
-    Ok(n)
+    store.accept(all_bench_parts(benches))?;
+    Ok(Regraded { n, n_changed })
 }
 
 /// Obfuscates the texts of a record whose benchmark is.
@@ -319,19 +355,6 @@ pub fn revealed(record: &Record, benchmark: Benchmark) -> Result<Record> {
             .map_err(|why| Error::Other(format!("record of task {}: its text {why}", record.task)))?;
     }
     Ok(plain)
-}
-
-/// Seed of an attempt: it follows from the run's seed, the task and the attempt's number, whatever was asked before.
-fn attempt_seed(seed: u64, task: &str, attempt: usize) -> u64 {
-    let hash =
-        Sha256::new().chain_update(seed.to_le_bytes()).chain_update((attempt as u64).to_le_bytes()).chain_update(task).finalize();
-    u64::from_le_bytes(hash[..8].try_into().expect("a hash has 32 bytes"))
-}
-
-/// SHA-256 over all that decides an answer and its grade.
-fn digest(identity: &Map<String, Value>, bench: &Bench, task: &Task, seed: u64) -> String {
-    let all = json!({"method": identity, "question": task.question, "task": task.id, "gold": task.gold, "seed": seed, "grader": bench.grader.id()});
-    hex(&Sha256::digest(all.to_string()))
 }
 
 /// The episode under the record's name for it.

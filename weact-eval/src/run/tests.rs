@@ -1,25 +1,29 @@
 use std::{
     cell::Cell,
+    collections::{BTreeMap, BTreeSet},
     fs,
-    path::Path,
+    path::{Path, PathBuf},
     sync::atomic::{AtomicUsize, Ordering},
 };
 
+use serde_json::json;
 use weact_core::episode::{Event, Line, Notice};
 
 use super::*;
-use crate::grade::{self, Options};
+use crate::grade::{self, Graded, Options};
 
 /// Answers right but for the tasks that its name tells: `wrong`, `none`, `long`, `fail` after which attempts.
 struct Fake {
     name: &'static str,
     model: &'static str,
+    max_new: usize,
+    tools: &'static str,
     n_asked: AtomicUsize,
 }
 
 impl Fake {
     fn new(name: &'static str) -> Self {
-        Self { name, model: "m1", n_asked: AtomicUsize::new(0) }
+        Self { name, model: "m1", max_new: 64, tools: "none", n_asked: AtomicUsize::new(0) }
     }
 }
 
@@ -29,7 +33,8 @@ impl Method for Fake {
     }
 
     fn identity(&self, _: &str) -> Map<String, Value> {
-        json!({"model": self.model, "tools": "none"}).as_object().cloned().expect("an object")
+        let agent = json!({"max_turns": 2, "max_new": self.max_new});
+        json!({"model": self.model, "agent": agent, "tools": self.tools}).as_object().cloned().expect("an object")
     }
 
     fn attempt(&self, _: &str, task: &Task, seed: u64, interrupted: &dyn Fn() -> bool) -> Result<Answer> {
@@ -74,9 +79,26 @@ fn rules(attempts: usize) -> Rules {
 }
 
 fn go(method: &Fake, benches: &[Bench], rules: &Rules, dir: &Path, existing: Existing) -> Result<Vec<Record>> {
-    let mut store = Store::open(dir, "kind = \"eval\"\n", existing)?;
+    go_with("kind = \"eval\"\n", method, benches, rules, dir, existing)
+}
+
+fn go_with(config: &str, method: &Fake, benches: &[Bench], rules: &Rules, dir: &Path, existing: Existing) -> Result<Vec<Record>> {
+    let mut store = Store::open(dir, config, existing)?;
     assert!(run(method, benches, rules, &mut store, &mut |_| {}, &|| false)?);
     Ok(store.records().to_vec())
+}
+
+/// Every file of a run directory.
+fn files(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut files = BTreeMap::new();
+    for entry in fs::read_dir(dir).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        match path.is_dir() {
+            true => files.extend(self::files(&path)),
+            false => drop(files.insert(path.clone(), fs::read(&path).expect("readable"))),
+        }
+    }
+    files
 }
 
 /// But for times.
@@ -103,7 +125,7 @@ fn every_attempt_has_its_state_and_retries_have_their_cause() {
     }
     let failed = records.iter().find(|r| r.task == "fail").expect("a record");
     assert_eq!((failed.error.as_deref(), failed.score), (Some("the tool broke"), None));
-    let seeds: std::collections::BTreeSet<u64> = records.iter().map(|r| r.seed).collect();
+    let seeds: BTreeSet<u64> = records.iter().map(|r| r.seed).collect();
     assert_eq!(seeds.len(), records.len(), "each attempt has its own seed");
     assert_eq!(read(&out).expect("readable"), (records, 0));
 }
@@ -146,12 +168,13 @@ fn a_resumed_run_is_the_unbroken_one() {
         }
         // A kill in the middle of a line, and one between an episode and its record.
         let episodes = parts.join("episodes").join(episode_file("fake"));
-        for (path, torn) in [
-            (parts.join("records.jsonl"), "{\"v\":1,\"meth"),
-            (episodes, "{\"episode\":\"Bamboogle/x#0\",\"event\":\"notice\",\"kind\":\"x\",\"detail\":\"y\"}\n{\"epis"),
-        ] {
-            let text = fs::read_to_string(&path).expect("readable");
-            fs::write(&path, text + torn).expect("writable");
+        let orphan =
+            b"{\"episode\":\"Bamboogle/x#0\",\"event\":\"notice\",\"kind\":\"x\",\"detail\":\"y\"}\n{\"episode\":\"\xe4\xbd";
+        // Within a letter of several bytes, too.
+        for (path, torn) in [(parts.join("records.jsonl"), &b"{\"v\":1,\"method\":\"\xc3"[..]), (episodes, &orphan[..])] {
+            let mut bytes = fs::read(&path).expect("readable");
+            bytes.extend_from_slice(torn);
+            fs::write(&path, bytes).expect("writable");
         }
         assert_eq!(read(&parts).expect("readable").1, 1);
     }
@@ -167,11 +190,13 @@ fn records_of_another_method_grader_seed_or_question_are_not_taken_for_this_ones
     let out = dir.path().join("run");
     let two = || [bench(Benchmark::Bamboogle, &["a", "b"])];
     let fake = Fake::new("fake");
-    let before = go(&fake, &two(), &rules(1), &out, Existing::Refuse).expect("a run");
+    go(&Fake::new("fake"), &two(), &rules(1), &out, Existing::Refuse).expect("a run");
+    let untouched = files(&out);
     let refused = |method: &Fake, benches: &[Bench], rules: &Rules, existing, why: &str| {
-        let error = go(method, benches, rules, &out, existing).expect_err(why).to_string();
+        let error = go_with("kind = \"eval\"\nseed = 9\n", method, benches, rules, &out, existing).expect_err(why).to_string();
         assert!(error.contains(why), "{error}");
-        assert_eq!(read(&out).expect("readable").0, before, "nothing was touched");
+        assert_eq!(method.n_asked.load(Ordering::Relaxed), 0, "nothing was run");
+        assert_eq!(files(&out), untouched, "nothing was touched");
     };
     refused(&fake, &two(), &rules(1), Existing::Refuse, "is not empty: --resume");
     refused(
@@ -181,10 +206,16 @@ fn records_of_another_method_grader_seed_or_question_are_not_taken_for_this_ones
         Existing::Resume,
         "another method fake: model changed",
     );
+    refused(&Fake { max_new: 65, ..Fake::new("fake") }, &two(), &rules(1), Existing::Resume, "agent.max_new changed");
+    refused(&Fake { tools: "other", ..Fake::new("fake") }, &two(), &rules(1), Existing::Resume, "tools on Bamboogle changed");
     refused(&fake, &two(), &Rules { seed: 8, ..rules(1) }, Existing::Resume, "the seed changed");
     let mut other = two();
     other[0].tasks[1].question.push('!');
     refused(&fake, &other, &rules(1), Existing::Resume, "task b of Bamboogle");
+    // Of two benchmarks the second does not fit: the first is not begun.
+    let [changed] = other;
+    let both = [bench(Benchmark::Frames, &["a"]), changed];
+    refused(&Fake::new("fake"), &both, &rules(1), Existing::Resume, "its question or its gold answers changed");
     let mut other = two();
     other[0].grader = grade::grader(Benchmark::Gaia, None, Options::default()).expect("a rule");
     refused(&fake, &other, &rules(1), Existing::Resume, "another benchmark Bamboogle: grader changed");
@@ -219,8 +250,98 @@ fn texts_of_an_obfuscated_benchmark_stand_nowhere_in_plain_unless_asked_for() {
     let mut store = Store::open(&quiet, "kind = \"eval\"\n", Existing::Resume).expect("open");
     let mut other = benches();
     other[0].tasks[1].gold = vec!["no".to_owned()];
-    assert_eq!(regrade(&other, &Rules { reveal: false, ..rules }, &mut store).expect("graded"), 2);
+    let counts = regrade(&other, &Rules { reveal: false, ..rules }, &mut store).expect("graded");
+    assert_eq!((counts.n, counts.n_changed), (2, 1), "one has another gold answer");
     assert!(store.records().iter().all(|record| record.state == State::Correct));
     assert!(quiet.join("records.before-regrade.jsonl").exists());
     assert!(!fs::read_to_string(quiet.join("records.jsonl")).expect("readable").contains("the a"));
+}
+
+/// Can't decide until it was asked a few times.
+struct Moody {
+    n_failures: usize,
+    n_asked: AtomicUsize,
+}
+
+impl Grader for Moody {
+    fn id(&self) -> &str {
+        "moody@1"
+    }
+
+    fn grade(&self, task: &Task, prediction: Option<&str>) -> Result<Graded> {
+        if self.n_asked.fetch_add(1, Ordering::Relaxed) < self.n_failures {
+            return Err(Error::Other("the judge is out".to_owned()));
+        }
+        grade::grader(Benchmark::Bamboogle, None, Options::default())?.grade(task, prediction)
+    }
+
+    fn known(&self) -> Option<(Task, String, String)> {
+        None
+    }
+}
+
+#[test]
+fn an_answer_that_could_not_be_judged_is_graded_again_and_not_made_again() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let out = dir.path().join("run");
+    let moody = |n_failures| {
+        let grader = Box::new(Moody { n_failures, n_asked: AtomicUsize::new(0) });
+        [Bench { grader, ..bench(Benchmark::Bamboogle, &["a"]) }]
+    };
+    let method = Fake::new("fake");
+    let records = go(&method, &moody(2), &rules(2), &out, Existing::Refuse).expect("a run");
+    let [first, second] = &records[..] else { panic!("{records:?}") };
+    assert_eq!((first.state, first.detail.as_deref(), first.score), (State::JudgeError, Some("the judge is out"), None));
+    assert_eq!((second.state, second.cause, second.wall_s), (State::JudgeError, Some(State::JudgeError), 0.0));
+    // A later run may try once more. The answer, and the seed that it came of, are the first attempt's.
+    let records = go(&method, &moody(0), &rules(3), &out, Existing::Resume).expect("a run");
+    assert_eq!((records.len(), records[2].state), (3, State::Correct));
+    assert!(records.iter().all(|r| r.seed == first.seed && r.prediction.as_deref() == Some("the a")));
+    assert_eq!(method.n_asked.load(Ordering::Relaxed), 1, "one answer was made");
+    assert_eq!(go(&method, &moody(0), &rules(3), &out, Existing::Resume).expect("nothing to do").len(), 3);
+}
+
+#[test]
+fn a_regraded_run_goes_on_under_its_new_grader() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let out = dir.path().join("run");
+    go(&Fake::new("fake"), &[bench(Benchmark::Bamboogle, &["a", "wrong"])], &rules(1), &out, Existing::Refuse).expect("a run");
+    let with_gaia = |ids: &[&str]| {
+        let grader = grade::grader(Benchmark::Gaia, None, Options::default()).expect("a rule");
+        [Bench { grader, ..bench(Benchmark::Bamboogle, ids) }]
+    };
+    let mut store = Store::open(&out, "kind = \"eval\"\n", Existing::Resume).expect("open");
+    let counts = regrade(&with_gaia(&["a", "wrong"]), &rules(1), &mut store).expect("graded");
+    assert_eq!((counts.n, counts.n_changed), (2, 0));
+    drop(store);
+    let error = go(&Fake::new("fake"), &[bench(Benchmark::Bamboogle, &["a"])], &rules(1), &out, Existing::Resume);
+    assert!(error.expect_err("the old grader").to_string().contains("grader changed"));
+    let method = Fake::new("fake");
+    let records = go(&method, &with_gaia(&["a", "wrong", "b"]), &rules(1), &out, Existing::Resume).expect("one more");
+    assert_eq!((records.len(), method.n_asked.load(Ordering::Relaxed)), (3, 1));
+    assert!(records.iter().all(|record| record.grader == records[2].grader));
+    // As if that grader had graded from the beginning.
+    let fresh = dir.path().join("fresh");
+    let expected = go(&Fake::new("fake"), &with_gaia(&["a", "wrong", "b"]), &rules(1), &fresh, Existing::Refuse).expect("a run");
+    assert_eq!(timeless(&records), timeless(&expected));
+    // There is nothing to grade where nothing was answered.
+    let mut store = Store::open(&dir.path().join("empty"), "kind = \"eval\"\n", Existing::Refuse).expect("open");
+    assert!(regrade(&with_gaia(&["a"]), &rules(1), &mut store).expect_err("empty").to_string().contains("no records"));
+}
+
+#[test]
+fn an_episode_without_a_record_is_removed_wherever_it_stands() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let out = dir.path().join("run");
+    let benches = [bench(Benchmark::Bamboogle, &["a", "b", "c"])];
+    let expected = go(&Fake::new("fake"), &benches, &rules(1), &out, Existing::Refuse).expect("a run");
+    let text = fs::read_to_string(out.join("records.jsonl")).expect("readable");
+    let kept: String = text.split_inclusive('\n').filter(|line| !line.contains("\"task\":\"b\"")).collect();
+    fs::write(out.join("records.jsonl"), kept).expect("writable");
+    fs::write(out.join(".config.toml.1.part"), "half").expect("writable");
+    let records = go(&Fake::new("fake"), &benches, &rules(1), &out, Existing::Resume).expect("a run");
+    assert_eq!(timeless(&records), timeless(&expected));
+    let episodes = fs::read_to_string(out.join("episodes").join(episode_file("fake"))).expect("readable");
+    assert_eq!(episodes.lines().count(), 3, "{episodes}");
+    assert!(!out.join(".config.toml.1.part").exists(), "what an interrupted write left is swept");
 }
