@@ -1,6 +1,6 @@
 //! `weact eval`.
 
-use std::{collections::BTreeSet, env, fs, io::IsTerminal, path::PathBuf, process::ExitCode, sync::atomic::Ordering};
+use std::{collections::BTreeSet, fs, io::IsTerminal, path::PathBuf, process::ExitCode, sync::atomic::Ordering};
 
 use burn::tensor::DType;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -12,7 +12,11 @@ use weact::eval::{
     score::{self, Score},
 };
 
-use super::{Common, Say, exit::Usage, train::interrupt_flag};
+use super::{
+    Common, Say,
+    exit::Usage,
+    train::{interrupt_flag, resume_command},
+};
 
 /// Runs methods on benchmarks
 #[derive(Debug, clap::Args)]
@@ -126,15 +130,6 @@ fn regrade(args: &Args, new: &config::Run, say: Say) -> anyhow::Result<ExitCode>
         say.warn(&format!("{n_changed} records {what}: make sure that it was the gold answers"));
     }
     report(store.records(), &benches, args, say)
-}
-
-/// This process's own command for a shell, with all its flags: a resumed run must have the same.
-fn resume_command() -> String {
-    let given = env::args_os().map(|word| word.to_string_lossy().into_owned());
-    let kept = given.filter(|word| word != "--overwrite" && word != "--resume");
-    let is_plain = |word: &str| !word.is_empty() && word.chars().all(|c| c.is_alphanumeric() || "_-./=:,+@%".contains(c));
-    let quoted = kept.map(|word| if is_plain(&word) { word } else { format!("'{}'", word.replace('\'', "'\\''")) });
-    quoted.chain(["--resume".to_owned()]).collect::<Vec<_>>().join(" ")
 }
 
 fn ids(args: &Args) -> anyhow::Result<Option<BTreeSet<String>>> {

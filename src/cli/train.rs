@@ -88,7 +88,7 @@ pub(super) fn run(args: &Args, common: &Common) -> anyhow::Result<ExitCode> {
 }
 
 /// This process's own command for a shell, with all its flags: a resumed run must have the same.
-fn resume_command() -> String {
+pub(super) fn resume_command() -> String {
     let given = env::args_os().map(|word| word.to_string_lossy().into_owned());
     let kept = given.filter(|word| word != "--overwrite" && word != "--resume");
     let is_plain = |word: &str| !word.is_empty() && word.chars().all(|c| c.is_alphanumeric() || "_-./=:,+@%".contains(c));
