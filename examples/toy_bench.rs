@@ -10,6 +10,7 @@ use anyhow::{Context, Result};
 use weact::{
     core::io::atomic,
     eval::{
+        benchmark::Benchmark,
         suite,
         task::Task,
         world::{World, WorldConfig, general, tasks::BENCHMARKS},
@@ -20,22 +21,11 @@ use weact::{
 const N: usize = 40;
 /// Exercises.
 const N_EXERCISES: usize = 100;
-/// The names of the original files.
-const FILES: [&str; 8] = [
-    "gaia/metadata.jsonl",
-    "2wiki/dev.json",
-    "bamboogle/bamboogle.csv",
-    "musique/musique_ans_dev.jsonl",
-    "webwalkerqa/main.jsonl",
-    "xbench/DeepSearch.csv",
-    "browsecomp/browse_comp_test_set.csv",
-    "frames/test.tsv",
-];
 
 fn main() -> Result<()> {
     let out = env::args().nth(1).context("usage: toy_bench OUT_DIR")?;
     let world = World::new(&WorldConfig::default())?;
-    for (benchmark, file) in BENCHMARKS.into_iter().zip(FILES) {
+    for (benchmark, file) in BENCHMARKS {
         let path = Path::new(&out).join(file);
         fs::create_dir_all(path.parent().context("a folder")?)?;
         suite::write(benchmark, &path, &world.tasks(benchmark, N)?)?;
@@ -50,7 +40,7 @@ fn main() -> Result<()> {
     let exercises: Vec<Task> = general::exercises(1, N_EXERCISES).into_iter().enumerate().map(exercise).collect();
     let path = Path::new(&out).join("general/exercises.csv");
     fs::create_dir_all(path.parent().context("a folder")?)?;
-    suite::write(weact::eval::benchmark::Benchmark::Bamboogle, &path, &exercises)?;
+    suite::write(Benchmark::Bamboogle, &path, &exercises)?;
     let readme = "Questions about the toy research world in the formats of public benchmarks, and exercises of general skill. Our own work, CC0.\n\
                   Recipe: `cargo run --release --example toy_bench -- datasets/toy/bench`.\n";
     Ok(atomic::write_text(&Path::new(&out).join("README.md"), readme)?)

@@ -112,6 +112,11 @@ impl Record {
         format!("{}/{}#{}", self.benchmark, self.task, self.attempt)
     }
 
+    /// True if this is the answer of the attempt before, graded again because its judge failed: no retry of the method's.
+    pub fn is_graded_again(&self) -> bool {
+        self.cause == Some(State::JudgeError)
+    }
+
     /// The texts that may repeat a question or an answer.
     pub(crate) fn texts_mut(&mut self) -> impl Iterator<Item = &mut String> {
         let Self { prediction, report, graded_text, detail, error, .. } = self;

@@ -29,9 +29,9 @@ pub struct Score {
     pub wilson: Option<(f64, f64)>,
     /// Share of right answers among the tasks that were graded: without errors and judge errors.
     pub accuracy_graded: Option<f64>,
-    /// Share of right answers after the first attempt; `None` where a task's first attempt is missing.
+    /// Share of right answers after the first attempt, as last graded; `None` where a task's first attempt is missing.
     pub first_accuracy: Option<f64>,
-    /// Share of tasks with a retry (Table 6).
+    /// Share of tasks with a retry (Table 6). Grading the same answer again after a judge's failure is none.
     pub retry_share: Option<f64>,
     /// Mean of each further score over the tasks whose last attempt has it.
     pub scores: BTreeMap<String, f64>,
@@ -73,6 +73,12 @@ pub fn scores(records: &[Record]) -> Result<Vec<Score>> {
     groups.iter().map(|((method, benchmark), tasks)| score(method, benchmark, tasks)).collect()
 }
 
+/// The first attempt as last graded.
+fn first<'a>(attempts: &Attempts<'a>) -> Option<&'a Record> {
+    let first = attempts.get(&0).copied();
+    first.and(attempts.values().copied().take_while(|record| record.attempt == 0 || record.is_graded_again()).last())
+}
+
 fn score(method: &str, benchmark: &str, tasks: &Tasks<'_>) -> Result<Score> {
     let last: Vec<&Record> = tasks.values().map(|attempts| *attempts.values().next_back().expect("an attempt")).collect();
     let n = tasks.len();
@@ -82,9 +88,10 @@ fn score(method: &str, benchmark: &str, tasks: &Tasks<'_>) -> Result<Score> {
     let n_right = count(State::Correct);
     let n_graded = n - count(State::Error) - count(State::JudgeError);
     let share = |part: usize, whole: usize| (whole > 0).then(|| part as f64 / whole as f64);
-    let first_right = tasks.values().filter(|attempts| attempts.get(&0).is_some_and(|r| r.state == State::Correct)).count();
+    let first_right = tasks.values().filter(|attempts| first(attempts).is_some_and(|r| r.state == State::Correct)).count();
     let all_begun = tasks.values().all(|attempts| attempts.contains_key(&0));
-    let n_retried = tasks.values().filter(|attempts| attempts.keys().next_back().is_some_and(|attempt| *attempt > 0)).count();
+    let is_retry = |record: &&Record| record.attempt > 0 && !record.is_graded_again();
+    let n_retried = tasks.values().filter(|attempts| attempts.values().any(is_retry)).count();
     let mut named: BTreeMap<&String, Vec<f64>> = BTreeMap::new();
     for (name, value) in last.iter().flat_map(|record| &record.scores) {
         named.entry(name).or_default().push(*value);
@@ -202,6 +209,23 @@ pub(crate) mod tests {
         let twice = [records[0].clone(), records[0].clone()];
         assert!(scores(&twice).expect_err("twice").to_string().contains("stands twice"));
         assert_eq!(scores(&[]).expect("nothing"), []);
+    }
+
+    #[test]
+    fn an_answer_graded_again_is_no_retry() {
+        let again =
+            |state: State, attempt: usize, cause: State| Record { cause: Some(cause), ..record("m", "b", "1", attempt, state) };
+        let mut records = vec![
+            record("m", "b", "1", 0, State::JudgeError),
+            again(State::JudgeError, 1, State::JudgeError),
+            again(State::Correct, 2, State::JudgeError),
+        ];
+        let score = scores(&records).expect("scores").remove(0);
+        assert_eq!((score.first_accuracy, score.retry_share, score.accuracy), (Some(1.0), Some(0.0), Some(1.0)));
+        records[2].state = State::NoAnswer;
+        records.push(again(State::Correct, 3, State::NoAnswer));
+        let score = scores(&records).expect("scores").remove(0);
+        assert_eq!((score.first_accuracy, score.retry_share, score.accuracy), (Some(0.0), Some(1.0), Some(1.0)));
     }
 
     #[test]

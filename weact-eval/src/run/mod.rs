@@ -169,10 +169,10 @@ fn check_task(
             let why = format!("{} of {} on {}: attempts are not numbered from 0", task.id, record.method, bench.name);
             return Err(Error::Other(why));
         }
-        let graded_again = before.filter(|_| record.cause == Some(State::JudgeError));
+        let graded_again = before.filter(|_| record.is_graded_again());
         let seed = graded_again.map_or_else(|| attempt_seed(rules.seed, &task.id, number), |before| before.seed);
         if record.identity != identity::digest(parts, &bench.name, bench.grader.id(), task, seed) {
-            let what = if record.seed == seed { "its question or its gold answers" } else { "the seed" };
+            let what = if record.seed == seed { "its question, its gold or weact itself" } else { "the seed" };
             let why = format!(
                 "task {} of {} was answered by {} under other conditions: {what} changed; use another out, or --overwrite",
                 task.id, bench.name, record.method

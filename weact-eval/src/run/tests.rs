@@ -215,7 +215,7 @@ fn records_of_another_method_grader_seed_or_question_are_not_taken_for_this_ones
     // Of two benchmarks the second does not fit: the first is not begun.
     let [changed] = other;
     let both = [bench(Benchmark::Frames, &["a"]), changed];
-    refused(&Fake::new("fake"), &both, &rules(1), Existing::Resume, "its question or its gold answers changed");
+    refused(&Fake::new("fake"), &both, &rules(1), Existing::Resume, "its question, its gold or weact itself changed");
     let mut other = two();
     other[0].grader = grade::grader(Benchmark::Gaia, None, Options::default()).expect("a rule");
     refused(&fake, &other, &rules(1), Existing::Resume, "another benchmark Bamboogle: grader changed");

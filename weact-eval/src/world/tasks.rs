@@ -9,16 +9,16 @@ use super::{
 };
 use crate::{Error, Result, benchmark::Benchmark, task::Task};
 
-/// The eight, in the order of the paper's Table 1.
-pub const BENCHMARKS: [Benchmark; 8] = [
-    Benchmark::Gaia,
-    Benchmark::TwoWiki,
-    Benchmark::Bamboogle,
-    Benchmark::MuSiQue,
-    Benchmark::WebWalkerQa,
-    Benchmark::XbenchDeepSearch,
-    Benchmark::BrowseComp,
-    Benchmark::Frames,
+/// The eight in the order of the paper's Table 1, each with its file in `datasets/toy/bench`, named as the original is.
+pub const BENCHMARKS: [(Benchmark, &str); 8] = [
+    (Benchmark::Gaia, "gaia/metadata.jsonl"),
+    (Benchmark::TwoWiki, "2wiki/dev.json"),
+    (Benchmark::Bamboogle, "bamboogle/bamboogle.csv"),
+    (Benchmark::MuSiQue, "musique/musique_ans_dev.jsonl"),
+    (Benchmark::WebWalkerQa, "webwalkerqa/main.jsonl"),
+    (Benchmark::XbenchDeepSearch, "xbench/DeepSearch.csv"),
+    (Benchmark::BrowseComp, "browsecomp/browse_comp_test_set.csv"),
+    (Benchmark::Frames, "frames/test.tsv"),
 ];
 /// The key under which the obfuscated files are stored.
 const CANARY: &str = "The toy research world is invented; its rows are obfuscated only so that real readers are used. canary toy";
@@ -150,7 +150,7 @@ mod tests {
     #[test]
     fn every_benchmark_has_its_forty_questions_which_the_world_knows_again() {
         let world = World::new(&WorldConfig::default()).expect("the default world");
-        for benchmark in BENCHMARKS {
+        for (benchmark, _) in BENCHMARKS {
             let tasks = world.tasks(benchmark, 40).expect("forty questions");
             assert_eq!(tasks.len(), 40);
             for task in &tasks {
