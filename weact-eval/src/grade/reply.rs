@@ -99,11 +99,12 @@ impl Form {
         if rest.is_empty() { self.leading(next) } else { self.leading(rest) }
     }
 
-    /// The decision that a text begins with; a letter or digit may not follow it.
+    /// The decision that a text begins with; a letter or digit may not follow it, nor an alternative: `true or false` is none.
     fn leading(&self, text: &str) -> Option<bool> {
         let begins = |words: &[&str]| {
             let rest = words.iter().find_map(|word| text.strip_prefix(word))?;
-            rest.chars().next().is_none_or(|c| !text::is_word(c)).then_some(())
+            let is_choice = ["or ", "/", "|", "或"].iter().any(|mark| rest.trim_start().starts_with(mark));
+            (!is_choice && rest.chars().next().is_none_or(|c| !text::is_word(c))).then_some(())
         };
         begins(self.no).map(|()| false).or_else(|| begins(self.yes).map(|()| true))
     }
@@ -187,7 +188,11 @@ mod tests {
             (fr, "Explanation: the same. Decision: FALSE", Some(false)),
             (fr, "TRUE", Some(true)),
             (fr, "Explanation: TRUE would be wrong", None),
-            (fr, "Decision: TRUE or FALSE", Some(true)),
+            (fr, "Decision: TRUE or FALSE", None),
+            (fr, "Decision: TRUE/FALSE", None),
+            (fr, "Decision: TRUE, or so it seems", Some(true)),
+            (bc, "correct: yes or no", None),
+            (xb, "结论: 正确或错误", None),
             (fr, "Decision: MAYBE", None),
             (xb, "最终答案: 巴黎\n解释: 一致\n结论: 正确", Some(true)),
             (xb, "最终答案：巴黎\n\n解释：不一致\n\n结论：错误。", Some(false)),
