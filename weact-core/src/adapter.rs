@@ -43,6 +43,21 @@ impl LoraConfig {
         if self.rslora { alpha / rank.sqrt() } else { alpha / rank }
     }
 
+    /// That a module's factors may have this rank.
+    pub(crate) fn check_rank(&self, module: Module, rank: usize) -> Result<()> {
+        let path = module.path();
+        if rank == 0 {
+            return Err(Error::Model(format!("{path} has rank 0, the rank must be at least 1")));
+        }
+        if is_ambiguous(&self.rank_pattern, module) || is_ambiguous(&self.alpha_pattern, module) {
+            return Err(Error::Model(format!("two patterns give {path} different values: name it in one of them")));
+        }
+        match self.rank_of(module) {
+            told if told != rank => Err(Error::Model(format!("{path} has rank {rank}, the adapter's config says {told}"))),
+            _ => Ok(()),
+        }
+    }
+
     /// The modules that these targets name in a model, in order.
     ///
     /// # Errors
@@ -116,20 +131,8 @@ impl Adapter {
             return Err(Error::Model("an adapter needs at least one module".to_owned()));
         }
         for (module, f) in &plain {
+            config.check_rank(*module, f.rank)?;
             let path = module.path();
-            if f.rank == 0 {
-                return Err(Error::Model(format!("{path} has rank 0, the rank must be at least 1")));
-            }
-            if is_ambiguous(&config.rank_pattern, *module) || is_ambiguous(&config.alpha_pattern, *module) {
-                return Err(Error::Model(format!("two patterns give {path} different values: name it in one of them")));
-            }
-            if f.rank != config.rank_of(*module) {
-                return Err(Error::Model(format!(
-                    "{path} has rank {}, the adapter's config says {}",
-                    f.rank,
-                    config.rank_of(*module)
-                )));
-            }
             assert_eq!((f.a.len(), f.b.len()), (f.d_in * f.rank, f.rank * f.d_out), "{path}'s factors have their sizes");
             if f.a.iter().chain(&f.b).any(|x| !x.is_finite()) {
                 return Err(Error::Model(format!("the adapter's factors of {path} are not finite")));
@@ -206,16 +209,30 @@ impl Adapter {
 }
 
 fn digest(config: &LoraConfig, plain: &BTreeMap<Module, PlainFactors>) -> String {
-    let mut hash = Sha256::new();
-    let canonical = serde_json::to_string(config).expect("a plain struct serialises");
-    hash.update(canonical);
-    for (module, f) in plain {
-        hash.update(format!("\0{}\0{}\0{}\0{}\0", module.path(), f.d_in, f.rank, f.d_out));
+    let mut identity = Identity::new(config);
+    plain.iter().for_each(|(module, f)| identity.add(*module, f));
+    identity.finish()
+}
+
+/// An adapter's digest in the making: configuration, then the modules in order.
+pub(crate) struct Identity(Sha256);
+
+impl Identity {
+    pub(crate) fn new(config: &LoraConfig) -> Self {
+        let canonical = serde_json::to_string(config).expect("a plain struct serialises");
+        Self(Sha256::new_with_prefix(canonical))
+    }
+
+    pub(crate) fn add(&mut self, module: Module, f: &PlainFactors) {
+        self.0.update(format!("\0{}\0{}\0{}\0{}\0", module.path(), f.d_in, f.rank, f.d_out));
         for value in f.a.iter().chain(&f.b) {
-            hash.update(value.to_le_bytes());
+            self.0.update(value.to_le_bytes());
         }
     }
-    hex(&hash.finalize())
+
+    pub(crate) fn finish(self) -> String {
+        hex(&self.0.finalize())
+    }
 }
 
 #[cfg(test)]

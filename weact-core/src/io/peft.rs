@@ -1,17 +1,23 @@
 //! PEFT adapters: `adapter_config.json` and `adapter_model.safetensors`, both ways. PEFT's `lora_A` is `[r, d_in]` and its
 //! `lora_B` `[d_out, r]`; [`Factors`](crate::lora::Factors) hold their transposes. This is where they are turned.
 
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{
+    borrow::Cow,
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
 
+use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 
 use super::{
     atomic,
-    tensors::{self, Tensors},
+    tensors::{self, Planned, Tensors},
 };
 use crate::{
     Error, Result,
-    adapter::{Adapter, LoraConfig, PlainFactors},
+    adapter::{self, Adapter, LoraConfig, PlainFactors},
     lora::{Module, Projection},
 };
 
@@ -45,28 +51,106 @@ fn neutral(key: &str, value: &Value) -> bool {
     }
 }
 
+/// An adapter's files, their headers checked: factors are read when they are asked for.
+#[derive(Debug)]
+pub struct AdapterFile {
+    /// Shapes and scales.
+    pub config: LoraConfig,
+    /// `base_model_name_or_path`: what the trainer called the base; informative only.
+    pub base_name: Option<String>,
+    dir: PathBuf,
+    tensors: Tensors,
+    names: BTreeMap<Module, [String; 2]>, // A's and B's
+}
+
+impl AdapterFile {
+    /// Opens the adapter in `dir` and reads headers only.
+    ///
+    /// # Errors
+    /// If a file is missing or broken; if the config asks for what is not applied here (dora, modules_to_save, lora_bias, ...), by
+    /// name; if tensors are missing, unknown, or of another shape than the config's ranks make them, with counts and examples.
+    pub fn open(dir: &Path) -> Result<Self> {
+        let path = dir.join(CONFIG);
+        let text = fs::read_to_string(&path).map_err(|e| Error::io("can't read", &path, e))?;
+        let (config, base_name) = parse_config(&path, &text)?;
+        let tensors = Tensors::open(&dir.join(TENSORS))?;
+        let names = parse_names(&dir.join(TENSORS), &config, &tensors)?;
+        let found: Vec<Projection> = names.keys().map(|m| m.projection).collect();
+        if let Some(absent) = config.targets.iter().find(|t| !found.contains(t)) {
+            return Err(Error::file(&path, format!("target {absent} has no tensors in {TENSORS}")));
+        }
+        if let Some(module) = names.keys().find(|m| !config.targets.contains(&m.projection)) {
+            return Err(Error::file(&path, format!("{TENSORS} holds {}, which is no target", module.path())));
+        }
+        let file = Self { config, base_name, dir: dir.to_owned(), tensors, names };
+        for module in file.modules() {
+            let (_, rank, _) = file.dims(module).expect("one of its modules");
+            file.config.check_rank(module, rank).map_err(|e| Error::file(dir, e.to_string()))?;
+        }
+        Ok(file)
+    }
+
+    /// The adapted modules, in order.
+    pub fn modules(&self) -> impl Iterator<Item = Module> {
+        self.names.keys().copied()
+    }
+
+    /// `(d_in, r, d_out)` of a module; `None` where the adapter has no factors for it.
+    pub fn dims(&self, module: Module) -> Option<(usize, usize, usize)> {
+        let [a, b] = self.names.get(&module)?;
+        let shape = |name: &String| &self.tensors.entries()[name].shape;
+        Some((shape(a)[1], shape(a)[0], shape(b)[0]))
+    }
+
+    /// A module's factors; `None` where the adapter has none.
+    ///
+    /// # Errors
+    /// If the element type is not read, or a number is not finite.
+    pub fn factors(&self, module: Module) -> Result<Option<PlainFactors>> {
+        let (Some([a, b]), Some((d_in, rank, d_out))) = (self.names.get(&module), self.dims(module)) else { return Ok(None) };
+        let read = |name: &String| {
+            let values = self.tensors.f32(name)?;
+            match values.iter().all(|x| x.is_finite()) {
+                true => Ok(values),
+                false => Err(Error::file(&self.dir.join(TENSORS), format!("{name} holds a number that is not finite"))),
+            }
+        };
+        let (a, b) = (transposed(&read(a)?, rank, d_in), transposed(&read(b)?, d_out, rank));
+        Ok(Some(PlainFactors { a, b, d_in, rank, d_out }))
+    }
+
+    /// The whole adapter in memory.
+    ///
+    /// # Errors
+    /// As [`AdapterFile::factors`].
+    pub fn load(&self) -> Result<Adapter> {
+        let factors = |module: Module| Ok((module, self.factors(module)?.expect("one of its modules")));
+        let plain = self.modules().map(factors).collect::<Result<BTreeMap<_, _>>>()?;
+        Adapter::new(self.config.clone(), plain).map_err(|e| Error::file(&self.dir, e.to_string()))
+    }
+
+    /// [`Adapter::digest`] of the adapter, one module in memory at a time.
+    ///
+    /// # Errors
+    /// As [`AdapterFile::factors`].
+    pub fn digest(&self) -> Result<String> {
+        let mut digest = adapter::Identity::new(&self.config);
+        for module in self.modules() {
+            digest.add(module, &self.factors(module)?.expect("one of its modules"));
+        }
+        Ok(digest.finish())
+    }
+}
+
 /// Reads the adapter in `dir`.
 ///
 /// # Errors
-/// If a file is missing or broken; if the config asks for what is not applied here (dora, modules_to_save, lora_bias, ...), by
-/// name; if tensors are missing, unknown, or of another shape than the config's ranks make them, with counts and examples.
+/// As [`AdapterFile::open`] and [`AdapterFile::factors`].
 pub fn read(dir: &Path) -> Result<Adapter> {
-    let path = dir.join(CONFIG);
-    let text = fs::read_to_string(&path).map_err(|e| Error::io("can't read", &path, e))?;
-    let config = parse_config(&path, &text)?;
-    let tensors = Tensors::open(&dir.join(TENSORS))?;
-    let plain = parse_tensors(&dir.join(TENSORS), &config, &tensors)?;
-    let found: Vec<Projection> = plain.keys().map(|m| m.projection).collect();
-    if let Some(absent) = config.targets.iter().find(|t| !found.contains(t)) {
-        return Err(Error::file(&path, format!("target {absent} has no tensors in {TENSORS}")));
-    }
-    if let Some(module) = plain.keys().find(|m| !config.targets.contains(&m.projection)) {
-        return Err(Error::file(&path, format!("{TENSORS} holds {}, which is no target", module.path())));
-    }
-    Adapter::new(config, plain).map_err(|e| Error::file(dir, e.to_string()))
+    AdapterFile::open(dir)?.load()
 }
 
-fn parse_config(path: &Path, text: &str) -> Result<LoraConfig> {
+fn parse_config(path: &Path, text: &str) -> Result<(LoraConfig, Option<String>)> {
     let bad = |why: String| Error::file(path, why);
     let mut map: Map<String, Value> = serde_json::from_str(text).map_err(|e| bad(e.to_string()))?;
     let mut take = |key: &str| map.shift_remove(key).filter(|v| !v.is_null());
@@ -110,13 +194,14 @@ fn parse_config(path: &Path, text: &str) -> Result<LoraConfig> {
         Some(Value::String(name)) if name == "all-linear" => Projection::BLOCK.to_vec(),
         other => return Err(bad(format!("target_modules must be a list of names, not {}", other.unwrap_or(Value::Null)))),
     };
+    let base_name = map.get("base_model_name_or_path").and_then(Value::as_str).map(str::to_owned);
     if let Some((key, value)) = map.iter().find(|(k, v)| !neutral(k, v)) {
         return Err(bad(format!("{key} = {value} changes what the adapter computes and is not supported")));
     }
     let mut targets = targets;
     targets.sort();
     targets.dedup();
-    Ok(LoraConfig { rank: rank as usize, alpha, rank_pattern, alpha_pattern, rslora, targets })
+    Ok((LoraConfig { rank: rank as usize, alpha, rank_pattern, alpha_pattern, rslora, targets }, base_name))
 }
 
 fn last_part(path: &str) -> &str {
@@ -140,7 +225,8 @@ fn parse_name(name: &str) -> Option<(Module, bool)> {
     (module.path() == path).then_some((module, is_a))
 }
 
-fn parse_tensors(path: &Path, config: &LoraConfig, tensors: &Tensors) -> Result<BTreeMap<Module, PlainFactors>> {
+/// The names of each module's factors, their shapes checked.
+fn parse_names(path: &Path, config: &LoraConfig, tensors: &Tensors) -> Result<BTreeMap<Module, [String; 2]>> {
     let mut halves: BTreeMap<Module, [Option<&str>; 2]> = BTreeMap::new();
     let mut unknown = Vec::new();
     for name in tensors.entries().keys() {
@@ -156,38 +242,25 @@ fn parse_tensors(path: &Path, config: &LoraConfig, tensors: &Tensors) -> Result<
         .map(|(m, h)| format!("{}.lora_{}", m.path(), if h[0].is_none() { "A" } else { "B" }))
         .collect();
     complain(path, "are missing", &lone)?;
-    let mut plain = BTreeMap::new();
+    let mut names = BTreeMap::new();
     let mut misshapen = Vec::new();
     for (module, half) in halves {
-        let [a, b] = half.map(|h| h.expect("both halves are there"));
-        let (a_shape, b_shape) = (&tensors.entries()[a].shape, &tensors.entries()[b].shape);
+        let [a, b] = half.map(|h| h.expect("both halves are there").to_owned());
+        let (a_shape, b_shape) = (&tensors.entries()[&a].shape, &tensors.entries()[&b].shape);
         let rank = config.rank_of(module);
-        let [ra, d_in] = a_shape[..] else {
-            misshapen.push(format!("{a} {a_shape:?}"));
-            continue;
-        };
-        let [d_out, rb] = b_shape[..] else {
-            misshapen.push(format!("{b} {b_shape:?}"));
-            continue;
-        };
-        if ra != rank || rb != rank {
-            misshapen.push(format!("{} A {a_shape:?} B {b_shape:?} (rank {rank} by the config)", module.path()));
-            continue;
+        match (&a_shape[..], &b_shape[..]) {
+            ([ra, _], [_, rb]) if (*ra, *rb) == (rank, rank) => {}
+            ([_, _], [_, _]) => misshapen.push(format!("{} A {a_shape:?} B {b_shape:?} (rank {rank} by the config)", module.path())),
+            ([_, _], _) => misshapen.push(format!("{b} {b_shape:?}")),
+            _ => misshapen.push(format!("{a} {a_shape:?}")),
         }
-        let factors = PlainFactors {
-            a: transposed(&tensors.f32(a)?, rank, d_in),
-            b: transposed(&tensors.f32(b)?, d_out, rank),
-            d_in,
-            rank,
-            d_out,
-        };
-        plain.insert(module, factors);
+        names.insert(module, [a, b]);
     }
     complain(path, "have another shape than the config makes them", &misshapen)?;
-    if plain.is_empty() {
+    if names.is_empty() {
         return Err(Error::file(path, "holds no LoRA factors: nothing would be applied"));
     }
-    Ok(plain)
+    Ok(names)
 }
 
 fn complain(path: &Path, what: &str, names: &[String]) -> Result<()> {
@@ -208,22 +281,70 @@ fn transposed(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
 /// # Errors
 /// If a file can't be written.
 pub fn write(dir: &Path, adapter: &Adapter, base: &str) -> Result<()> {
-    let c = adapter.config();
+    let shapes = adapter.plain().iter().map(|(module, f)| (*module, (f.d_in, f.rank, f.d_out))).collect();
+    write_module_by_module(dir, adapter.config(), &shapes, base, |module| Ok(Cow::Borrowed(&adapter.plain()[&module])))
+}
+
+/// As [`write()`], for an adapter that is not in memory as a whole: `factors` makes each module's when its turn comes, in the order
+/// of [`in_file_order`]. `shapes` are `(d_in, r, d_out)`.
+///
+/// # Errors
+/// If a file can't be written; the error of `factors` is passed on, and no tensor file is left then.
+///
+/// # Panics
+/// If `factors` gives another shape than `shapes` says.
+pub fn write_module_by_module<'a, E: From<Error>>(
+    dir: &Path,
+    config: &LoraConfig,
+    shapes: &BTreeMap<Module, (usize, usize, usize)>,
+    base: &str,
+    mut factors: impl FnMut(Module) -> std::result::Result<Cow<'a, PlainFactors>, E>,
+) -> std::result::Result<(), E> {
+    let order = in_file_order(shapes.keys().copied());
+    let planned = |module: &Module| {
+        let (d_in, rank, d_out) = shapes[module];
+        let half = |half: &str, shape: [usize; 2]| Planned {
+            name: format!("{PREFIX}{}.lora_{half}.weight", module.path()),
+            dtype: Dtype::F32,
+            shape: shape.to_vec(),
+        };
+        [half("A", [rank, d_in]), half("B", [d_out, rank])]
+    };
+    let plan: Vec<Planned> = order.iter().flat_map(planned).collect();
+    let mut modules = order.iter();
+    let mut b_of_last = None; // a module's A and B follow each other
+    tensors::write_one_by_one(&dir.join(TENSORS), &plan, |tensor| -> std::result::Result<_, E> {
+        if let Some(b) = b_of_last.take() {
+            return Ok(Cow::Owned(b));
+        }
+        let module = *modules.next().expect("two tensors a module");
+        let f = factors(module)?;
+        assert_eq!((f.d_in, f.rank, f.d_out), shapes[&module], "{} has the planned shape", tensor.name);
+        b_of_last = Some(bytes(&transposed(&f.b, f.rank, f.d_out)));
+        Ok(Cow::Owned(bytes(&transposed(&f.a, f.d_in, f.rank))))
+    })?;
+    Ok(atomic::write_text(&dir.join(CONFIG), &format!("{:#}\n", config_value(config, base)))?)
+}
+
+/// Modules in the order in which an adapter file has them: that of their tensors' names.
+pub fn in_file_order(modules: impl IntoIterator<Item = Module>) -> Vec<Module> {
+    let mut order: Vec<Module> = modules.into_iter().collect();
+    order.sort_by_cached_key(|module| module.path());
+    order
+}
+
+fn bytes(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|x| x.to_le_bytes()).collect()
+}
+
+/// `adapter_config.json`.
+fn config_value(c: &LoraConfig, base: &str) -> Value {
     let plain_alpha = |alpha: f64| if alpha.fract() == 0.0 { json!(alpha as i64) } else { json!(alpha) };
     let alphas: Map<String, Value> = c.alpha_pattern.iter().map(|(k, v)| (k.clone(), plain_alpha(*v))).collect();
-    let config = json!({
+    json!({
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "bias": "none", "fan_in_fan_out": false,
         "inference_mode": true, "init_lora_weights": true, "lora_dropout": 0.0, "modules_to_save": null, "use_dora": false,
         "lora_bias": false, "r": c.rank, "lora_alpha": plain_alpha(c.alpha), "rank_pattern": c.rank_pattern, "alpha_pattern": alphas,
         "use_rslora": c.rslora, "target_modules": c.targets.iter().map(|p| p.name()).collect::<Vec<_>>(),
-    });
-    let mut owned = Vec::new();
-    for (module, f) in adapter.plain() {
-        let name = |half: &str| format!("{PREFIX}{}.lora_{half}.weight", module.path());
-        owned.push((name("A"), vec![f.rank, f.d_in], transposed(&f.a, f.d_in, f.rank)));
-        owned.push((name("B"), vec![f.d_out, f.rank], transposed(&f.b, f.rank, f.d_out)));
-    }
-    let named: Vec<tensors::Named<'_>> = owned.iter().map(|(n, s, v)| (n.clone(), s.clone(), v.as_slice())).collect();
-    tensors::write(&dir.join(TENSORS), &named)?;
-    atomic::write_text(&dir.join(CONFIG), &format!("{config:#}\n"))
+    })
 }

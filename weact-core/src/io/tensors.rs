@@ -1,9 +1,10 @@
 //! Safetensors files, memory-mapped: one or many shards behind one list of names.
 
 use std::{
+    borrow::Cow,
     collections::BTreeMap,
     fs::{self, File},
-    io::Write,
+    io::{self, Write},
     path::{Path, PathBuf},
 };
 
@@ -145,6 +146,15 @@ impl Tensors {
         self.files.iter().map(|(path, _)| path.as_path())
     }
 
+    /// Each file with the names of its tensors, in the order in which their bytes stand.
+    pub fn by_file(&self) -> Vec<(&Path, Vec<&str>)> {
+        let mut files: Vec<(&Path, Vec<&str>)> = self.paths().map(|path| (path, Vec::new())).collect();
+        let mut entries: Vec<(&String, &Entry)> = self.entries.iter().collect();
+        entries.sort_by_key(|(_, entry)| (entry.file, entry.start));
+        entries.into_iter().for_each(|(name, entry)| files[entry.file].1.push(name));
+        files
+    }
+
     /// The tensor's raw little-endian bytes.
     ///
     /// # Panics
@@ -195,6 +205,72 @@ pub fn hex(bytes: &[u8]) -> String {
 /// A tensor to write: name, shape, elements.
 pub type Named<'a> = (String, Vec<usize>, &'a [f32]);
 
+/// A tensor that is about to be written.
+#[derive(Clone, Debug)]
+pub struct Planned {
+    /// Its name.
+    pub name: String,
+    /// Element type.
+    pub dtype: Dtype,
+    /// Shape.
+    pub shape: Vec<usize>,
+}
+
+impl Planned {
+    /// How long its data is.
+    pub fn bytes(&self) -> usize {
+        self.shape.iter().product::<usize>() * self.dtype.bitsize() / 8
+    }
+}
+
+/// Writes the tensors of `plan` in its order with `{"format": "pt"}` as metadata, atomically and one at a time: `data` makes the
+/// little-endian bytes of each when its turn comes.
+///
+/// # Errors
+/// If the file can't be written; `data`'s own error is passed on, and nothing is left of the file then.
+pub fn write_one_by_one<'a, E: From<Error>>(
+    path: &Path,
+    plan: &'a [Planned],
+    mut data: impl FnMut(&'a Planned) -> std::result::Result<Cow<'a, [u8]>, E>,
+) -> std::result::Result<(), E> {
+    let header = header(plan);
+    let bytes = 8 + header.len() + plan.iter().map(Planned::bytes).sum::<usize>();
+    let mut failed = None;
+    let written = atomic::write_sized(path, Some(bytes as u64), |out| {
+        out.write_all(&(header.len() as u64).to_le_bytes())?;
+        out.write_all(&header)?;
+        for tensor in plan {
+            let bytes = data(tensor).map_err(|error| {
+                failed = Some(error);
+                io::Error::other("its data could not be made")
+            })?;
+            assert_eq!(bytes.len(), tensor.bytes(), "{} has as many bytes as its shape says", tensor.name);
+            out.write_all(&bytes)?;
+        }
+        Ok(())
+    });
+    match failed {
+        Some(error) => Err(error),
+        None => Ok(written?),
+    }
+}
+
+/// The header of a file, padded so that data begins at a multiple of 8 bytes.
+fn header(plan: &[Planned]) -> Vec<u8> {
+    let mut header = serde_json::Map::new();
+    header.insert("__metadata__".to_owned(), serde_json::json!({"format": "pt"}));
+    let mut offset = 0;
+    for tensor in plan {
+        let end = offset + tensor.bytes();
+        let place = serde_json::json!({"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [offset, end]});
+        header.insert(tensor.name.clone(), place);
+        offset = end;
+    }
+    let mut header = serde_json::Value::Object(header).to_string().into_bytes();
+    header.resize(header.len().next_multiple_of(8), b' ');
+    header
+}
+
 /// Writes f32 tensors in name order with `{"format": "pt"}` as metadata, atomically: equal input gives equal bytes.
 ///
 /// # Errors
@@ -202,18 +278,13 @@ pub type Named<'a> = (String, Vec<usize>, &'a [f32]);
 pub fn write(path: &Path, tensors: &[Named<'_>]) -> Result<()> {
     let mut sorted: Vec<&Named<'_>> = tensors.iter().collect();
     sorted.sort_by(|a, b| a.0.cmp(&b.0));
-    let mut header = serde_json::Map::new();
-    header.insert("__metadata__".to_owned(), serde_json::json!({"format": "pt"}));
-    let mut offset = 0;
-    for (name, shape, values) in &sorted {
+    let planned = |(name, shape, values): &&Named<'_>| {
         assert_eq!(shape.iter().product::<usize>(), values.len(), "{name} has as many elements as its shape says");
-        let end = offset + values.len() * 4;
-        header.insert(name.clone(), serde_json::json!({"dtype": "F32", "shape": shape, "data_offsets": [offset, end]}));
-        offset = end;
-    }
-    let mut header = serde_json::Value::Object(header).to_string().into_bytes();
-    header.resize(header.len().next_multiple_of(8), b' ');
-    atomic::write_sized(path, Some((8 + header.len() + offset) as u64), |out| {
+        Planned { name: name.clone(), dtype: Dtype::F32, shape: shape.clone() }
+    };
+    let header = header(&sorted.iter().map(planned).collect::<Vec<_>>());
+    let bytes = 8 + header.len() + sorted.iter().map(|(_, _, values)| values.len() * 4).sum::<usize>();
+    atomic::write_sized(path, Some(bytes as u64), |out| {
         out.write_all(&(header.len() as u64).to_le_bytes())?;
         out.write_all(&header)?;
         for (_, _, values) in &sorted {

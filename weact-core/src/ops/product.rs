@@ -34,6 +34,39 @@ pub(super) type Term<'a> = (Left<'a>, PanelView<'a>);
 /// One summand of a product.
 pub(super) type Summand<'a> = (Matrix<'a>, Weight<'a>);
 
+/// A row-major matrix in memory as one side of a [`product`].
+#[derive(Clone, Copy, Debug)]
+pub struct PlainMatrix<'a>(Matrix<'a>);
+
+impl<'a> PlainMatrix<'a> {
+    /// Over `n_rows` rows of `n_cols` numbers that follow each other.
+    ///
+    /// # Panics
+    /// If `data` has another length.
+    pub fn new(data: &'a [f32], n_rows: usize, n_cols: usize) -> Self {
+        assert_eq!(data.len(), n_rows * n_cols, "a matrix has as many numbers as its shape says");
+        Self(Matrix::new(data, n_rows, n_cols, n_cols))
+    }
+
+    /// Rows and columns exchanged; nothing is moved.
+    #[must_use]
+    pub fn transposed(self) -> Self {
+        Self(self.0.transposed())
+    }
+}
+
+/// `left right`, row-major, for work on plain numbers outside a model. The result is the same to the bit on any number of threads.
+///
+/// # Panics
+/// If the inner dimensions differ.
+pub fn product(left: PlainMatrix<'_>, right: PlainMatrix<'_>) -> Vec<f32> {
+    let mut out = vec![0.0; left.0.n_rows * right.0.n_cols];
+    if !out.is_empty() {
+        multiply(&[(left.0, Weight::F32(right.0))], Onto::Zero, &mut out);
+    }
+    out
+}
+
 /// Numbers of the right side that are packed at a time: they stay in the cache while all rows pass by.
 const PACKED: usize = 1 << 18;
 
