@@ -36,6 +36,9 @@ pub struct Card {
     /// What it was trained on and with.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub training: Option<TrainingRecord>,
+    /// What it was merged from, and how.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub merge: Option<MergeRecord>,
 }
 
 /// How thinking of earlier turns is treated.
@@ -61,6 +64,40 @@ pub struct TrainingRecord {
     pub seed: u64,
     /// Digest of the training samples.
     pub data: String,
+}
+
+/// A merge in short; `merge.json` beside the card has each module.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MergeRecord {
+    /// Its name.
+    pub method: String,
+    /// The share of the merged updates' squared Frobenius norm that the rank keeps, over all modules.
+    pub kept: f64,
+    /// The same in the module that keeps least.
+    pub kept_least: f64,
+    /// The closest decision of a trim: how far the smallest entry that stayed lies above the largest that went, relative to it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trim_margin: Option<f64>,
+    /// The closest vote on a sign: `|sum| / sum of magnitudes`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sign_margin: Option<f64>,
+    /// Every option, resolved.
+    pub recipe: toml::Table,
+    /// The adapters that were merged.
+    pub sources: Vec<MergeSource>,
+}
+
+/// An adapter that was merged.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MergeSource {
+    /// Its alias, or its folder's name.
+    pub id: String,
+    /// Its digest.
+    pub digest: String,
+    /// Its weight.
+    pub weight: f64,
 }
 
 impl Card {

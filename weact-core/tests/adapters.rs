@@ -289,6 +289,7 @@ fn card(alias: &str, adapter: &Adapter) -> Card {
         think: Think::Preserve,
         retention: Retention::default(),
         training: None,
+        merge: None,
     }
 }
 

@@ -25,6 +25,9 @@ pub enum Error {
         /// What is wrong and what to do.
         why: String,
     },
+    /// A merge can't be made as asked, or of these adapters.
+    #[error("{0}")]
+    Merge(String),
     /// The run can't go on.
     #[error("{0}")]
     Other(String),

@@ -385,6 +385,7 @@ impl Prepared {
                 seed: run.train.seed,
                 data: self.data.digest.clone(),
             }),
+            merge: None,
         };
         peft::write(&run.out, adapter, &run.model.to_string_lossy())?;
         Ok(card.write(&run.out)?)
