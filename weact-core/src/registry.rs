@@ -79,6 +79,11 @@ impl Registry {
         Ok(std::mem::replace(place, entry))
     }
 
+    /// Points every alias at one adapter's weights: what a static merge is at run time. The stages' texts stay.
+    pub fn fuse(&mut self, adapter: &Arc<Adapter>) {
+        self.entries.iter_mut().for_each(|entry| entry.adapter = Arc::clone(adapter));
+    }
+
     /// The entry of an alias: a lease, since adapters are shared and never change.
     pub fn get(&self, alias: &Capability) -> Option<&Entry> {
         self.entries.iter().find(|e| e.stage.alias == *alias)

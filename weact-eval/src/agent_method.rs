@@ -11,7 +11,7 @@ use weact_core::{
     episode::{Author, Event, Line},
     io::{checkpoint::Checkpoint, tensors::hex},
     message::Role,
-    registry::{Against, Registry},
+    registry::{self, Against, Registry},
 };
 use weact_infer::{
     agent::{Finished, Parts, Run, Settings},
@@ -112,10 +112,19 @@ pub fn prepare(method: &config::Method, agent: &config::Agent, tools: BTreeMap<S
     let base = checkpoint.digest();
     let against =
         Against { base: base.clone(), tokenizer: plain.tokenizer.digest().to_owned(), template: plain.template_digest() };
-    let (registry, mut warnings) = match &method.adapters {
+    let (mut registry, mut warnings) = match &method.adapters {
         Some(dir) => Registry::open(dir, &against)?,
         None => (Registry::default(), Vec::new()),
     };
+    if let Some(dir) = &method.fused {
+        if method.policy != Policy::Hard || registry.entries().is_empty() {
+            let why = "fused stands for the adapters of stages: it needs policy = \"hard\" and adapters";
+            return Err(Error::Other(why.to_owned()));
+        }
+        let (fused, warning) = registry::read_entry(dir, &against)?;
+        warnings.extend(warning);
+        registry.fuse(&fused.adapter);
+    }
     for entry in registry.entries() {
         entry.adapter.check_fits(&checkpoint.config)?;
     }

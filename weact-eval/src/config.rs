@@ -207,6 +207,9 @@ pub struct Method {
     /// A folder of adapters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub adapters: Option<PathBuf>,
+    /// One adapter, as a static merge, whose weights act in every stage instead of the stage's own; the stages' texts stay.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fused: Option<PathBuf>,
     /// Another system message for this method.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub system: Option<String>,
