@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Compares weact with PyTorch, transformers and PEFT on the CPU: the same files, the same steps, in turn. Prints a Markdown table.
-# usage: benches/versus/run.sh [--rounds 15] [--jobs lora-1x256,small:full-8x256,..] [--model models/smollm2] [--out FILE.json]
+# usage: benches/versus/run.sh merge [--layers 28] [--out FILE.json], for TIES against PEFT's
+#        benches/versus/run.sh [--rounds 15] [--jobs lora-1x256,small:full-8x256,..] [--model models/smollm2] [--out FILE.json]
 #
 # Needs Linux, rust, cargo, and python3 with venv and pip. The Python packages go into target/versus/venv, or into the virtual
 # environment that WEACT_VERSUS_VENV names. Nothing else should run meanwhile.
@@ -29,5 +30,9 @@ PYTHON
 if ! has_packages; then
     echo "installing $here/requirements.txt into $venv" >&2
     "$python" -m pip install --quiet -r "$here/requirements.txt"
+fi
+if [ "${1:-}" = merge ]; then
+    shift
+    exec "$python" "$here/merge.py" "$@"
 fi
 exec "$python" "$here/compare.py" "$@"
