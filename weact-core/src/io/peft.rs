@@ -250,7 +250,9 @@ fn parse_names(path: &Path, config: &LoraConfig, tensors: &Tensors) -> Result<BT
         let rank = config.rank_of(module);
         match (&a_shape[..], &b_shape[..]) {
             ([ra, _], [_, rb]) if (*ra, *rb) == (rank, rank) => {}
-            ([_, _], [_, _]) => misshapen.push(format!("{} A {a_shape:?} B {b_shape:?} (rank {rank} by the config)", module.path())),
+            ([_, _], [_, _]) => {
+                misshapen.push(format!("{} A {a_shape:?} B {b_shape:?} (rank {rank} by the config)", module.path()))
+            }
             ([_, _], _) => misshapen.push(format!("{b} {b_shape:?}")),
             _ => misshapen.push(format!("{a} {a_shape:?}")),
         }

@@ -117,6 +117,8 @@ impl Election {
         match self.divisor {
             _ if count == 0.0 => 0.0,
             Divisor::Count => sum / count,
+            // As in mergekit. A recipe whose weights could cancel is refused before.
+            Divisor::WeightSum if weights == 0.0 => sum,
             Divisor::WeightSum => sum / weights,
             Divisor::One => sum,
         }

@@ -16,7 +16,7 @@ use weact_core::{
     stage::Stage,
 };
 
-use super::{Merge, ModuleRecord, Record, Recipe, Source};
+use super::{Merge, ModuleRecord, Recipe, Record, Source};
 use crate::{Error, Result};
 
 /// The record beside a merged adapter: [`Record`] as JSON.

@@ -70,7 +70,8 @@ mod tests {
     #[test]
     fn the_coordinates_hold_each_update_exactly() {
         let fill = |n, m, k: f64| DMatrix::from_fn(n, m, |i, j| ((i * 7 + j * 3) as f64 * k).sin());
-        let sources = [(fill(9, 2, 0.3), fill(2, 6, 1.1)), (fill(9, 3, 0.7), fill(3, 6, 0.9)), (fill(9, 4, 1.3), fill(4, 6, 0.2))];
+        let sources =
+            [(fill(9, 2, 0.3), fill(2, 6, 1.1)), (fill(9, 3, 0.7), fill(3, 6, 0.9)), (fill(9, 4, 1.3), fill(4, 6, 0.2))];
         let shared = shared(&sources);
         let gram = shared.basis.tr_mul(&shared.basis);
         assert!((&gram - DMatrix::identity(gram.nrows(), gram.nrows())).amax() < 1e-12);

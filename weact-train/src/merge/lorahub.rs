@@ -48,11 +48,7 @@ const PENALTY: f64 = 0.05;
 ///
 /// # Errors
 /// As [`merge`], or what `loss` gives.
-pub fn search(
-    sources: &[Source<'_>],
-    search: Search,
-    loss: &mut dyn FnMut(Option<&Adapter>) -> Result<f64>,
-) -> Result<Found> {
+pub fn search(sources: &[Source<'_>], search: Search, loss: &mut dyn FnMut(Option<&Adapter>) -> Result<f64>) -> Result<Found> {
     let n = sources.len();
     let mut objective = |weights: &[f64]| -> Result<f64> {
         let penalty = PENALTY * weights.iter().map(|w| w.abs()).sum::<f64>() / n as f64;

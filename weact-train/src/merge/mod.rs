@@ -185,7 +185,8 @@ impl<'a> Merge<'a> {
             let most = d_in.min(d_out);
             if rank > most && self.recipe.rank != Rank::Exact {
                 let from = if self.recipe.rank == Rank::LargestSource { largest_id } else { id };
-                let why = format!("rank {rank} is more than {} of adapter {from} can have, which is [{d_out}, {d_in}]", module.path());
+                let why =
+                    format!("rank {rank} is more than {} of adapter {from} can have, which is [{d_out}, {d_in}]", module.path());
                 return Err(Error::Merge(format!("{why}: give a rank of at most {most}")));
             }
             shapes.insert(module, (d_in, rank, d_out));
@@ -249,7 +250,8 @@ fn check_modules(sources: &[Source<'_>], may_lack: bool) -> Result<()> {
                     return Err(Error::Merge(format!("{why}; a union counts it as no update there")));
                 }
                 Some((other_in, _, other_out)) if (other_in, other_out) != (d_in, d_out) => {
-                    let why = format!("adapter {} has [{d_out}, {d_in}], adapter {} [{other_out}, {other_in}]", first.id, second.id);
+                    let why =
+                        format!("adapter {} has [{d_out}, {d_in}], adapter {} [{other_out}, {other_in}]", first.id, second.id);
                     return Err(Error::Merge(format!("{path}: {why}; were they trained over the same base?")));
                 }
                 Some(_) => {}

@@ -109,7 +109,9 @@ impl Merge<'_> {
         }
         let Compressed { factors, kept, gap, how } = match merged {
             Merged::Dense(update) => decompose::truncate_dense(&update, (d_out, d_in), rank, Stream::new(0, "start", &path)),
-            Merged::LowRank(b, a) if b.ncols() <= rank => Compressed { factors: padded(&b, &a, rank), kept: 1.0, gap: None, how: How::Exact },
+            Merged::LowRank(b, a) if b.ncols() <= rank => {
+                Compressed { factors: padded(&b, &a, rank), kept: 1.0, gap: None, how: How::Exact }
+            }
             Merged::LowRank(b, a) => decompose::truncate_low_rank(&b, &a, rank),
             Merged::AtRank(factors) => Compressed { factors, kept: 1.0, gap: None, how: How::Exact },
         };
@@ -260,7 +262,7 @@ impl Merge<'_> {
                 .iter()
                 .zip(&tensors)
                 .map(|(part, tensor)| {
-                    let (cut, margin) = self.recipe.trim.map_or((Cut::ALL, None), |t| trim::of_module(tensor, t.density));
+                    let (cut, margin) = self.recipe.trim.map_or((Cut::ALL, None), |t| trim::of_module(tensor, t.density, false));
                     margins.trim = closest(margins.trim, margin);
                     let scaled = self.recipe.weights[part.place] * part.scale;
                     let weight = if is_a { scaled.signum() * scaled.abs().sqrt() } else { scaled.abs().sqrt() };
@@ -346,7 +348,7 @@ impl Merge<'_> {
         let (cut, margin) = match self.recipe.trim {
             None => (Cut::ALL, None),
             Some(Trim { scope: Scope::Adapter, .. }) => (cuts[place], None),
-            Some(Trim { scope: Scope::Module, density }) => trim::of_module(values, density),
+            Some(Trim { scope, density }) => trim::of_module(values, density, scope == Scope::ModuleAtLeast),
         };
         (Ballot { values, cut, weight: self.recipe.weights[place] }, margin)
     }

@@ -96,7 +96,9 @@ pub struct Trim {
 pub enum Scope {
     /// Each module's `floor(density n)` largest; of equal ones the first in row-major order (PEFT, mergekit).
     Module,
-    /// Over all modules of a source: every entry not smaller than the `floor(density n) + 1`-th largest (the original code).
+    /// Each module's entries that are not smaller than its `floor(density n) + 1`-th largest (the rule of the original code).
+    ModuleAtLeast,
+    /// The same over all modules of a source (the original code).
     Adapter,
 }
 
@@ -278,7 +280,12 @@ impl Method {
     /// The method's recipe with the paper's values (App. E.1): density 0.2, drop rate 0.5, seed 0, lambda 1. Every field can be
     /// changed afterwards.
     pub fn recipe(self, preset: Preset) -> Recipe {
-        let scope = if preset == Preset::Original { Scope::Adapter } else { Scope::Module };
+        let scope = match (preset, self) {
+            (Preset::Original, _) => Scope::Adapter,
+            // Of KnOTS there is one implementation.
+            (_, Self::KnotsTies) => Scope::ModuleAtLeast,
+            _ => Scope::Module,
+        };
         // The LLaMA configurations of KnOTS trim nothing (`topK: 100`) and scale the mean by 0.5; the density is the user's here.
         let trim = self.trims().then_some(Trim { density: 0.2, scope });
         let rescale = if preset == Preset::Mergekit { Rescale::L1 } else { Rescale::Inverse };
@@ -392,6 +399,12 @@ impl Recipe {
         }
         if matches!(self.space, Space::Aligned { .. }) && self.weights.iter().any(|w| *w != self.weights[0]) {
             return wrong("aligned factors are averaged with equal weights".to_owned());
+        }
+        let over_adapters = matches!(self.trim, Some(Trim { scope: Scope::Adapter, .. }));
+        if self.space == Space::Factors
+            && (over_adapters || matches!(self.consensus, Consensus::Elect(e) if e.zero == ZeroVote::Majority))
+        {
+            return wrong("A and B are merged apart module by module: the original's rules are over whole adapters".to_owned());
         }
         if self.lambda == Lambda::LeastSquares && !matches!(self.space, Space::Aligned { .. }) {
             return wrong("only aligned factors have a target for a least-squares scale".to_owned());

@@ -34,13 +34,13 @@ impl Cut {
     }
 }
 
-/// The cut that leaves the `floor(density n)` largest of a tensor (of equal ones the first), and its margin: how far the smallest
+/// The cut that leaves the largest entries of a tensor, by a rule of [`Scope`] within a module, and its margin: how far the smallest
 /// that stays is above the largest that goes, relative to the first. `None` where nothing goes or nothing stays.
 ///
-/// As in Python, the product is one of f64: 0.29 of 100 are 28.
-pub fn of_module(values: &[f32], density: f64) -> (Cut, Option<f64>) {
-    let k = (density * values.len() as f64).floor() as usize;
-    if k >= values.len() {
+/// As in Python, `density n` is a product of f64: 0.29 of 100 are 28.
+pub fn of_module(values: &[f32], density: f64, at_least: bool) -> (Cut, Option<f64>) {
+    let k = (density * values.len() as f64).floor() as usize + usize::from(at_least);
+    if density >= 1.0 || k >= values.len() {
         return (Cut::ALL, None);
     }
     if k == 0 {
@@ -50,7 +50,10 @@ pub fn of_module(values: &[f32], density: f64) -> (Cut, Option<f64>) {
     histogram.add(values);
     let mut digits = histogram.descend(k as u64);
     digits.add(values);
-    let (bits, rest) = digits.finish();
+    let (bits, mut rest) = digits.finish();
+    if at_least {
+        rest = u64::MAX;
+    }
     let (mut at_threshold, mut before, mut below) = (0, 0, 0);
     for (i, m) in values.iter().map(|x| magnitude(*x)).enumerate() {
         if m == bits && at_threshold < rest {
@@ -160,7 +163,7 @@ mod tests {
     use super::*;
 
     fn kept(values: &[f32], density: f64) -> Vec<usize> {
-        let (cut, _) = of_module(values, density);
+        let (cut, _) = of_module(values, density, false);
         (0..values.len()).filter(|i| cut.keeps(values[*i], *i)).collect()
     }
 
@@ -170,8 +173,13 @@ mod tests {
         assert_eq!(kept(&[0.0, 0.0, 0.0], 0.34), [0]);
         assert_eq!(kept(&[1.0, 2.0, 3.0], 0.2), Vec::<usize>::new());
         assert_eq!(kept(&[1.0, 2.0, 3.0], 1.0), [0, 1, 2]);
-        let (_, margin) = of_module(&[4.0, 3.0, -1.0, 0.0], 0.5);
+        let (_, margin) = of_module(&[4.0, 3.0, -1.0, 0.0], 0.5, false);
         assert_eq!(margin, Some(2.0 / 3.0));
+        let (cut, _) = of_module(&[1.0, -2.0, 2.0, 2.0, 0.5], 0.2, true);
+        assert_eq!(
+            (0..5).map(|i| cut.keeps([1.0, -2.0, 2.0, 2.0, 0.5][i], i)).collect::<Vec<_>>(),
+            [false, true, true, true, false]
+        );
     }
 
     proptest! {
