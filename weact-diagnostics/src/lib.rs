@@ -1,6 +1,7 @@
 //! Diagnostics: they take policies, adapters and samples, and never train.
 
 mod error;
+pub mod teacher_forced;
 pub mod nll_gap;
 pub mod trust;
 
