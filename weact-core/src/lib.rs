@@ -20,6 +20,7 @@ pub mod chat;
 pub mod parse;
 pub mod context;
 pub mod sample;
+pub mod split;
 pub mod model;
 pub mod nll;
 pub mod stats;

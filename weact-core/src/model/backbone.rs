@@ -4,7 +4,7 @@ use burn::tensor::{DType, Device, Int, Tensor};
 
 use super::{
     Config, Positions, Tokens,
-    block::{Block, BlockFactors, in_dtype},
+    block::{Block, BlockFactors, Observer, in_dtype},
     cache::KvCache,
 };
 use crate::{
@@ -69,7 +69,7 @@ impl Backbone {
         if let Some(cache) = cache.as_deref_mut() {
             cache.reserve(tokens.n(), &self.device());
         }
-        let x = self.through_blocks(self.embed(tokens.ids.clone()), &positions, factors, cache.as_deref_mut());
+        let x = self.through_blocks(self.embed(tokens.ids.clone()), &positions, factors, cache.as_deref_mut(), None);
         if let Some(cache) = cache {
             cache.advance(tokens.n());
         }
@@ -83,7 +83,15 @@ impl Backbone {
     /// - `x`: `[n, hidden]`, as [`Backbone::embed`] gives
     /// - output: `[n, hidden]`
     pub fn hidden_of(&self, x: Tensor<2>, positions: &Positions, factors: Option<&FactorMap>) -> Tensor<2> {
-        self.through_blocks(x, positions, factors, None)
+        self.through_blocks(x, positions, factors, None, None)
+    }
+
+    /// [`Backbone::hidden`] without a cache, where `observe` sees the input of every projection of the blocks.
+    pub fn hidden_observed(&self, tokens: &Tokens, factors: Option<&FactorMap>, observe: &mut Observer<'_>) -> Tensor<2> {
+        ops::on_workers(self.operators, || {
+            let positions = self.positions(0, &tokens.lengths);
+            self.through_blocks(self.embed(tokens.ids.clone()), &positions, factors, None, Some(observe))
+        })
     }
 
     fn through_blocks(
@@ -92,10 +100,13 @@ impl Backbone {
         positions: &Positions,
         factors: Option<&FactorMap>,
         mut cache: Option<&mut KvCache>,
+        mut observer: Option<&mut Observer<'_>>,
     ) -> Tensor<2> {
+        let how = (&self.config, self.operators);
         for (layer, block) in self.blocks.iter().enumerate() {
             let layer_cache = cache.as_deref_mut().map(|c| (c, layer));
-            x = block.forward((&self.config, self.operators), x, block_factors(factors, layer), positions, layer_cache);
+            let layer_observer = observer.as_deref_mut().map(|o| (o, layer));
+            x = block.forward_observed(how, x, block_factors(factors, layer), positions, layer_cache, layer_observer);
         }
         self.final_norm(x)
     }

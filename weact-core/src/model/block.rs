@@ -4,7 +4,7 @@ use burn::tensor::{DType, Tensor};
 
 use super::{Config, Positions, cache::KvCache};
 use crate::{
-    lora::{Factors, Projection},
+    lora::{Factors, Module, Projection},
     ops::{self, Heads, Operators},
 };
 
@@ -61,6 +61,10 @@ pub struct Block {
 /// The factors of one block's projections in the order of [`Projection::BLOCK`].
 pub type BlockFactors<'a> = [Option<&'a Factors>; 7];
 
+/// Sees what goes into each projection of the blocks, `[n, d_in]`, before it is applied: in the order of [`Projection::BLOCK`] in
+/// each block, and block after block.
+pub type Observer<'a> = dyn FnMut(Module, &Tensor<2>) + Send + 'a;
+
 impl Block {
     /// The block's output, reading and extending `cache` where there is one.
     ///
@@ -68,15 +72,31 @@ impl Block {
     /// - `x` and output: `[n, hidden]`
     pub fn forward(
         &self,
-        (config, operators): (&Config, Operators),
+        how: (&Config, Operators),
         x: Tensor<2>,
         factors: BlockFactors<'_>,
         positions: &Positions,
         cache: Option<(&mut KvCache, usize)>,
     ) -> Tensor<2> {
+        self.forward_observed(how, x, factors, positions, cache, None)
+    }
+
+    /// [`Block::forward`], with who looks on and the number of this block, by which the observer knows its modules.
+    pub fn forward_observed(
+        &self,
+        (config, operators): (&Config, Operators),
+        x: Tensor<2>,
+        factors: BlockFactors<'_>,
+        positions: &Positions,
+        cache: Option<(&mut KvCache, usize)>,
+        mut observer: Option<(&mut Observer<'_>, usize)>,
+    ) -> Tensor<2> {
         let dtype = x.dtype();
-        let linear = |p: Projection, x: Tensor<2>, residual: Option<Tensor<2>>| {
-            self.linears[p as usize].forward(operators, x, factors[p as usize], residual)
+        let mut linear = |projection: Projection, x: Tensor<2>, residual: Option<Tensor<2>>| {
+            if let Some((observe, layer)) = &mut observer {
+                observe(Module { layer: Some(*layer), projection }, &x);
+            }
+            self.linears[projection as usize].forward(operators, x, factors[projection as usize], residual)
         };
         let norm = |x: Tensor<2>, weight: &Tensor<1>| ops::rms_norm(operators, x, weight, config.rms_norm_eps);
         let rotate =

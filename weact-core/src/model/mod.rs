@@ -8,6 +8,7 @@ pub mod tokens;
 pub mod backbone;
 
 pub use backbone::{Backbone, Parameter};
+pub use block::Observer;
 pub use cache::KvCache;
 pub use config::Config;
 pub use tokens::{Positions, Tokens};

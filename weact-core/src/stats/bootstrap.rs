@@ -1,4 +1,4 @@
-//! The task-clustered bootstrap of a difference of rates: exact where that is cheap, by resampling otherwise.
+//! The task-clustered bootstrap of a difference of rates: exact where that is cheap, by resampling otherwise. And that of a mean.
 
 use std::collections::BTreeMap;
 
@@ -32,6 +32,29 @@ pub struct Bootstrap {
     atoms: Vec<(f64, f64)>,
     /// How it was found.
     pub law: Law,
+}
+
+/// How often, and with which draws.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resampling {
+    /// Resamples, at least 1.
+    pub n: usize,
+    /// Of the generator, ChaCha8.
+    pub seed: u64,
+}
+
+/// The distribution of the mean of as many values as there are, drawn with replacement. `None` below two values: what one varies by
+/// is unknown.
+///
+/// # Panics
+/// If there are no resamples.
+pub fn mean_bootstrap(values: &[f64], resampling: Resampling) -> Option<Bootstrap> {
+    assert!(resampling.n > 0, "there are resamples");
+    let mut rng = ChaCha8Rng::seed_from_u64(resampling.seed);
+    let mut mean = || (0..values.len()).map(|_| values[rng.random_range(0..values.len())]).sum::<f64>() / values.len() as f64;
+    let law = Law::Sampled(resampling.n);
+    let atoms = || sorted((0..resampling.n).map(|_| (mean(), 1.0 / resampling.n as f64)).collect());
+    (values.len() > 1).then(atoms).map(|atoms| Bootstrap { atoms, law })
 }
 
 /// The distribution for `clusters` of (sum of differences, number of pairs): as many clusters are drawn with replacement as there
@@ -204,6 +227,21 @@ mod tests {
                 );
             }
         }
+    }
+
+    /// Values 0 and 1: the resampled mean is 0, 1/2 or 1 with probabilities 1/4, 1/2, 1/4. Equal values have an interval of no width.
+    #[test]
+    fn the_mean_of_resamples_has_the_law_of_all_ways_to_draw() {
+        let resampling = Resampling { n: 40_000, seed: 3 };
+        let law = mean_bootstrap(&[0.0, 1.0], resampling).expect("two values");
+        let expected = [(0.0, 0.25), (0.5, 0.5), (1.0, 0.25)];
+        assert_eq!(law.atoms.len(), 3);
+        for (own, expected) in law.atoms.iter().zip(expected) {
+            assert!(own.0 == expected.0 && (own.1 - expected.1).abs() < 0.01, "{own:?}, expected {expected:?}");
+        }
+        assert_eq!(mean_bootstrap(&[0.0, 1.0], resampling), Some(law));
+        assert_eq!(mean_bootstrap(&[2.5; 4], resampling).expect("four values").interval(0.95), (2.5, 2.5));
+        assert_eq!([mean_bootstrap(&[], resampling), mean_bootstrap(&[1.0], resampling)], [None, None]);
     }
 
     /// As many single tasks as Table 1 has.

@@ -1,4 +1,4 @@
-//! Statistics of rates: intervals, and paired comparisons of two methods on the same tasks. Pure functions, in f64.
+//! Statistics of rates and means: intervals, and paired comparisons of two methods on the same tasks. Pure functions, in f64.
 //!
 //! An unknown number is `None`: the error of one sample, a rate of nothing.
 
@@ -6,6 +6,6 @@ mod intervals;
 mod paired;
 mod bootstrap;
 
-pub use bootstrap::{Bootstrap, Law, cluster_bootstrap};
+pub use bootstrap::{Bootstrap, Law, Resampling, cluster_bootstrap, mean_bootstrap};
 pub use intervals::{Mean, Z95, binomial_se, mean_of_benchmarks, sample_se, wilson};
 pub use paired::{Outcome, Paired, Verdict, mcnemar, paired};
