@@ -1,6 +1,8 @@
 //! Diagnostics: they take policies, adapters and samples, and never train.
 
 mod error;
+#[cfg(test)]
+mod fixture;
 pub mod teacher_forced;
 pub mod nll_gap;
 pub mod trust;

@@ -96,3 +96,44 @@ fn not_finite(backbone: &Backbone, id: &str) -> weact_core::Error {
     let dtype = format!("{:?}", backbone.dtype()).to_lowercase();
     weact_core::Error::NonFinite { what: "log-likelihood", place: format!(", record {id}"), dtype }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::{adapter, backbone, sample};
+
+    /// Against the softmax of whole logits; long and short records share batches, and come back in their own order.
+    #[test]
+    fn a_score_is_that_of_the_record_alone_under_the_active_weights() {
+        let backbone = backbone();
+        let ids = |n: u32, step: u32| (0..n).map(|i| (i * step + 5) % backbone.config.vocab_size as u32).collect::<Vec<u32>>();
+        let samples =
+            [sample("long", ids(60, 7), &[1, 30, 31, 59]), sample("short", ids(4, 3), &[0, 2]), sample("none", ids(9, 1), &[])];
+        let of_all: Vec<&Sample> = samples.iter().collect();
+        let factors = adapter().to_device(&backbone.config, &backbone.device()).expect("it fits");
+        let mut scores = Vec::new();
+        for factors in [None, Some(&factors)] {
+            let scored = score(&backbone, factors, &of_all).expect("legal ids");
+            for (sample, scored) in samples.iter().zip(&scored) {
+                let hidden = backbone.hidden(&backbone.tokens(&[&sample.ids]).expect("legal ids"), factors, None);
+                let logits: Vec<f32> = backbone.logits(hidden, factors).into_data().try_to_vec().expect("f32");
+                let supervised = (1..sample.ids.len()).filter(|i| sample.mask[*i]);
+                let expected: Vec<(f64, bool)> =
+                    supervised.map(|i| from_logits(&logits, backbone.config.vocab_size, i, sample.ids[i] as usize)).collect();
+                assert_eq!((&scored.id, scored.nll_nats.len()), (&sample.id, expected.len()));
+                for ((nll, top1), (own_nll, own_top1)) in expected.iter().zip(scored.nll_nats.iter().zip(&scored.top1)) {
+                    assert!((nll - own_nll).abs() < 1e-4 && top1 == own_top1, "{}: {own_nll}, expected {nll}", sample.id);
+                }
+            }
+            scores.push(scored);
+        }
+        assert_ne!(scores[0], scores[1]);
+    }
+
+    fn from_logits(logits: &[f32], vocab: usize, i: usize, token: usize) -> (f64, bool) {
+        let z: Vec<f64> = logits[(i - 1) * vocab..i * vocab].iter().map(|z| f64::from(*z)).collect();
+        let largest = z.iter().copied().fold(f64::MIN, f64::max);
+        let log_sum = largest + z.iter().map(|z| (z - largest).exp()).sum::<f64>().ln();
+        (log_sum - z[token], z[token] == largest)
+    }
+}
