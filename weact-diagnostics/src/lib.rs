@@ -5,6 +5,7 @@ mod error;
 mod fixture;
 pub mod teacher_forced;
 pub mod nll_gap;
+pub mod mismatch;
 pub mod trust;
 
 pub use error::{Error, Result};
