@@ -6,6 +6,7 @@ mod fixture;
 pub mod teacher_forced;
 pub mod nll_gap;
 pub mod mismatch;
+pub mod lint;
 pub mod trust;
 
 pub use error::{Error, Result};

@@ -24,7 +24,7 @@ pub struct Scored {
 /// Tokens of one forward pass; a longer record has one of its own.
 const BATCH_TOKENS: usize = 2048;
 /// Logits held at a time: 128 MiB.
-const BLOCK_LOGITS: usize = 1 << 25;
+pub(crate) const BLOCK_LOGITS: usize = 1 << 25;
 
 /// Scores the supervised tokens of `samples` under the backbone with `factors` active (the backbone alone without), in the order of
 /// `samples`. The batches' composition does not change a score but by rounding.
@@ -41,7 +41,7 @@ pub fn score(backbone: &Backbone, factors: Option<&FactorMap>, samples: &[&Sampl
 }
 
 /// Indices of samples, packed in order of length.
-fn batches(samples: &[&Sample]) -> Vec<Vec<usize>> {
+pub(crate) fn batches(samples: &[&Sample]) -> Vec<Vec<usize>> {
     let mut order: Vec<usize> = (0..samples.len()).collect();
     order.sort_by_key(|i| samples[*i].ids.len());
     let mut batches: Vec<Vec<usize>> = Vec::new();
