@@ -29,6 +29,9 @@ const COLOURS: [&str; 12] = [
 /// Numbers beyond this are not drawn: an axis that reaches them has no finite length.
 const LARGEST: f64 = 1e300;
 
+/// Heat maps with more columns have no numbers in their cells: they would lie over each other.
+const WRITTEN_COLUMNS: usize = 16;
+
 /// A figure.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Figure {
@@ -80,10 +83,10 @@ pub enum Drawing {
         rows: Vec<String>,
         /// Names of the columns.
         columns: Vec<String>,
-        /// By row and column.
-        values: Vec<Vec<f64>>,
+        /// By row and column; an unknown one is grey.
+        values: Vec<Vec<Option<f64>>>,
     },
-    /// Quartiles and outliers.
+    /// Quartiles and outliers, with a mark at the mean.
     Boxes {
         /// Values by name.
         series: Vec<(String, Vec<f64>)>,
@@ -186,7 +189,7 @@ impl Figure {
             }
             Drawing::Heat { rows, columns, values } => {
                 let cells = rows.iter().zip(values).flat_map(|(row, values)| {
-                    columns.iter().zip(values).map(move |(column, x)| vec![Cell::of(row), Cell::of(column), number(*x)])
+                    columns.iter().zip(values).map(move |(column, x)| vec![Cell::of(row), Cell::of(column), maybe(*x)])
                 });
                 (vec!["row", "column", "value"], cells.collect())
             }
@@ -206,9 +209,10 @@ impl Figure {
         }
         let (plots, layout) = self.plots();
         let mut scene = render_multiple(plots, layout);
-        // The whiskers of unknown errors.
+        // The whiskers of unknown errors, and what is written in unknown cells.
         scene.elements.retain(|element| match element {
             Primitive::Line { x1, y1, x2, y2, .. } => [x1, y1, x2, y2].into_iter().all(|x| x.is_finite()),
+            Primitive::Text { content, .. } => content != "NaN",
             _ => true,
         });
         Ok(scene)
@@ -221,7 +225,7 @@ impl Figure {
             }
             Drawing::Scatter { series } => series.iter().flat_map(|s| &s.points).flat_map(|p| [p.x, p.y]).collect(),
             Drawing::Ecdf { series } | Drawing::Boxes { series } => series.iter().flat_map(|(_, x)| x).copied().collect(),
-            Drawing::Heat { values, .. } => values.iter().flatten().copied().collect(),
+            Drawing::Heat { values, .. } => values.iter().flatten().copied().flatten().collect(),
         }
     }
 
@@ -240,15 +244,21 @@ impl Figure {
             }
             Drawing::Heat { rows, columns, values } => {
                 // The first row is drawn at the bottom, as are the first names.
-                let plot = Heatmap::new().with_data(values.iter().rev().map(|row| row.iter().copied()));
+                let plot = Heatmap::new().with_data(values.iter().rev().map(|row| row.iter().map(|x| x.unwrap_or(f64::NAN))));
                 let plot = plot.with_labels(rows.iter().rev().cloned().collect(), columns.clone());
-                vec![Plot::Heatmap(plot.with_color_map(ColorMap::Custom(Arc::new(pale))).with_values())]
+                let plot = plot.with_color_map(ColorMap::Custom(Arc::new(pale)));
+                vec![Plot::Heatmap(if columns.len() > WRITTEN_COLUMNS { plot } else { plot.with_values() })]
             }
             Drawing::Boxes { series } => {
                 let plot = series.iter().fold(BoxPlot::new().with_color(COLOURS[0]), |plot, (name, values)| {
                     plot.with_group(name.as_str(), values.iter().copied())
                 });
-                vec![Plot::Box(plot)]
+                let mean = |(i, (_, x)): (usize, &(String, Vec<f64>))| {
+                    (!x.is_empty()).then(|| (i as f64 + 1.0, x.iter().sum::<f64>() / x.len() as f64)) // boxes stand at 1, 2, ..
+                };
+                let means = series.iter().enumerate().filter_map(mean);
+                let means = ScatterPlot::new().with_data(means).with_color(COLOURS[1]).with_size(5.0);
+                vec![Plot::Box(plot), Plot::Scatter(means)]
             }
         };
         let mut layout = Layout::auto_from_plots(&plots)
@@ -321,8 +331,11 @@ fn scatter(series: &Series, colour: &str) -> ScatterPlot {
         .with_legend(series.name.as_str())
 }
 
-/// From nearly white to a middle blue: black numbers can be read on all of it.
+/// From nearly white to a middle blue: black numbers can be read on all of it. Grey where the share is no number.
 fn pale(share: f64) -> String {
+    if share.is_nan() {
+        return "rgb(190,190,190)".to_owned();
+    }
     let mix = |from: f64, to: f64| (from + (to - from) * share.clamp(0.0, 1.0)).round() as u8;
     format!("rgb({},{},{})", mix(247.0, 86.0), mix(251.0, 180.0), mix(255.0, 233.0))
 }

@@ -147,7 +147,11 @@ fn every_kind_of_drawing_is_drawn() {
     for drawing in [
         Drawing::Ecdf { series: values.clone() },
         Drawing::Boxes { series: values },
-        Drawing::Heat { rows: names(["r", "s"]), columns: names(["c", "d"]), values: vec![vec![0.1, 0.2], vec![0.3, 0.4]] },
+        Drawing::Heat {
+            rows: names(["r", "s"]),
+            columns: names(["c", "d"]),
+            values: vec![vec![Some(0.1), None], vec![Some(0.3), Some(0.4)]],
+        },
         Drawing::Bars { series: Vec::new(), groups: Vec::new() },
     ] {
         let figure = figure(drawing);
@@ -171,7 +175,7 @@ fn heights(svg: &str, text: &str) -> Vec<f64> {
 #[test]
 fn a_heat_map_s_rows_stand_beside_their_names() {
     let names = |names: [&str; 3]| names.map(str::to_owned).to_vec();
-    let values = vec![vec![1.25, 2.25, 3.25], vec![4.25, 5.25, 6.25], vec![7.25, 8.25, 9.25]];
+    let values = [[1.25, 2.25, 3.25], [4.25, 5.25, 6.25], [7.25, 8.25, 9.25]].map(|row| row.map(Some).to_vec()).to_vec();
     let heat = Drawing::Heat { rows: names(["top", "middle", "bottom"]), columns: names(["a", "b", "c"]), values };
     let svg = drawn("heat", heat).svg().expect("a drawing");
     let height = |text: &str| heights(&svg, text)[0];
@@ -179,6 +183,40 @@ fn a_heat_map_s_rows_stand_beside_their_names() {
         assert!((height(row) - height(value)).abs() < 1.0, "{row} stands at {}, {value} at {}", height(row), height(value));
     }
     assert!(height("top") < height("bottom"));
+}
+
+#[test]
+fn an_unknown_cell_is_grey_and_without_a_number() {
+    let heat = |value| Drawing::Heat {
+        rows: vec!["r".to_owned()],
+        columns: vec!["a".to_owned(), "b".to_owned()],
+        values: vec![vec![Some(1.5), value]],
+    };
+    let [known, unknown] = [Some(2.5), None].map(|value| drawn("heat", heat(value)));
+    let (known_svg, unknown_svg) = (known.svg().expect("a drawing"), unknown.svg().expect("a drawing"));
+    let grey = |svg: &str| svg.contains("rgb(190,190,190)") || svg.contains("#bebebe");
+    assert!(!grey(&known_svg) && grey(&unknown_svg) && !unknown_svg.contains("NaN"), "{unknown_svg}");
+    assert!(unknown.png().is_ok() && unknown.data().render(Format::Csv).contains("r,b,\n"));
+}
+
+/// Of 0, 0, 0 and 8 the median is 0 and the mean 2: the mark stands where a box's median of 2 would.
+#[test]
+fn the_mark_of_a_box_stands_at_the_mean() {
+    let boxes = |values: &[&[f64]]| {
+        let series = values.iter().enumerate().map(|(i, x)| (format!("s{i}"), x.to_vec())).collect();
+        drawn("boxes", Drawing::Boxes { series }).svg().expect("a drawing")
+    };
+    let marks = |svg: &str| -> Vec<f64> {
+        let of = |rest: &str| rest.split_once("cy=\"").and_then(|(_, y)| y.split('"').next()).and_then(|y| y.parse().ok());
+        svg.split("<circle")
+            .skip(1)
+            .filter(|part| part.split('>').next().is_some_and(|head| head.contains("#e69f00")))
+            .filter_map(of)
+            .collect()
+    };
+    let svg = boxes(&[&[0.0, 0.0, 0.0, 8.0], &[2.0, 2.0, 2.0, 2.0], &[]]);
+    let marks = marks(&svg);
+    assert!(marks.len() == 2 && (marks[0] - marks[1]).abs() < 0.5, "{marks:?} {svg}");
 }
 
 #[test]
