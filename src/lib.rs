@@ -22,4 +22,5 @@ pub use weact_eval as eval;
 pub use weact_infer as infer;
 pub use weact_train as train;
 
+pub mod diagnose;
 pub mod doctor;

@@ -12,7 +12,14 @@ use anyhow::{Context, Result, bail};
 use burn::tensor::{DType, Device};
 use indicatif::ProgressBar;
 use weact::{
-    core::{Capability, io::atomic},
+    core::{
+        Adapter, Backbone, Capability,
+        chat::{Chat, ToolProtocol},
+        context::Retention,
+        io::{atomic, checkpoint::Checkpoint, peft},
+        sample,
+    },
+    diagnose::{Fusion, Specialist, Subjects, subjects},
     eval::{
         self,
         record::Record,
@@ -26,7 +33,7 @@ use weact::{
     train::{
         config::{self, Kind},
         log::Event,
-        run_directory,
+        merge, run_directory,
         sft::{self, Options, Outcome},
     },
 };
@@ -231,4 +238,41 @@ pub(crate) fn provenance(config: &eval::config::Run) -> Vec<(String, String)> {
         ("weact".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
         ("configuration".to_owned(), text.split_whitespace().collect::<Vec<_>>().join(" ")),
     ]
+}
+
+/// Validation trajectories of the diagnostics: the paper's 200 records of each capability (App. E.1).
+pub(crate) const N_VALID: usize = 200;
+
+/// The static merges of the toy's adapters, by name.
+pub(crate) fn fusions(adapters: &[&Adapter]) -> Result<Vec<(String, Adapter)>> {
+    Ok(vec![("Full Additive".to_owned(), merge::additive(adapters)?)])
+}
+
+/// The backbone, and its three specialists with their fusions and validation records.
+pub(crate) fn subjects(weights: &Weights) -> Result<(Backbone, Subjects)> {
+    let backbone = Checkpoint::open(Path::new(BACKBONE), false)?.load(&Device::flex(), DType::F32)?;
+    let chat = Chat::open(Path::new(BACKBONE), ToolProtocol::Template)?;
+    let world = World::new(&Default::default())?;
+    let tools = world.library()?.tools()?;
+    let gold = world
+        .questions(Split::Val, N_VALID)
+        .iter()
+        .map(|q| world.gold(q, Form::Staged, &tools))
+        .collect::<Result<Vec<_>, _>>()?;
+    let rules = sample::Rules {
+        retention: Retention { keep_tool_result: 16, clip_tool_result: None },
+        max_length: 768,
+        require_exit: true,
+    };
+    let mut specialists = Vec::new();
+    for recipe in RECIPES.iter().filter(|recipe| recipe.dir.starts_with("adapters/")) {
+        let capability = Capability::new(recipe.capability)?;
+        let adapter = peft::read(&weights.dir.join(recipe.dir))?;
+        let samples = subjects::records(&gold, &chat, &capability, rules, &Default::default())?;
+        let dropped = samples.dropped_by_reason();
+        specialists.push(Specialist { capability, adapter, records: samples.kept, dropped });
+    }
+    let adapters: Vec<&Adapter> = specialists.iter().map(|s| &s.adapter).collect();
+    let fusions = fusions(&adapters)?.into_iter().map(|(name, adapter)| Fusion { name, adapter }).collect();
+    Ok((backbone, Subjects { specialists, fusions }))
 }

@@ -20,6 +20,7 @@ mod eval;
 mod report;
 mod stats;
 mod search_graph;
+mod diagnose;
 mod doctor;
 
 use std::process::ExitCode;
@@ -67,6 +68,8 @@ enum Command {
     #[command(subcommand)]
     Stats(stats::Command),
     SearchGraph(search_graph::Args),
+    #[command(subcommand)]
+    Diagnose(diagnose::Command),
     Doctor(doctor::Args),
 }
 
@@ -86,6 +89,7 @@ pub(super) fn main() -> ExitCode {
         Command::Report(args) => report::run(&args, &common),
         Command::Stats(command) => stats::run(&command, &common),
         Command::SearchGraph(args) => search_graph::run(&args, &common),
+        Command::Diagnose(command) => diagnose::run(&command, &common),
         Command::Doctor(args) => doctor::run(&args, &common),
     })
 }

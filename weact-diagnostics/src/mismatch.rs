@@ -98,7 +98,7 @@ fn norms(rows: Tensor<2>) -> Vec<f64> {
 }
 
 /// What one record contributes to one fusion.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RecordMismatch {
     /// The sample's id.
     pub id: String,
@@ -206,6 +206,8 @@ pub struct Mismatch {
     pub n_short: usize,
     /// Values of `rho` that are relative to [`FLOOR`].
     pub n_floored: usize,
+    /// Over layers.
+    pub overall: Average,
     /// By layer, over its projections.
     pub layers: Vec<Average>,
     /// By projection, over layers.
@@ -239,6 +241,7 @@ pub fn summarise(records: &[RecordMismatch], per_record: usize, resampling: Resa
         n_records: records.len(),
         n_short: records.iter().filter(|r| r.n_positions < per_record).count(),
         n_floored: records.iter().map(|r| r.n_floored).sum(),
+        overall: average(&|r| mean(&(0..n_layers).filter_map(|layer| of_layer(layer)(r)).collect::<Vec<_>>())),
         layers: (0..n_layers).map(|layer| average(&of_layer(layer))).collect(),
         projections: Projection::BLOCK
             .into_iter()
@@ -363,6 +366,7 @@ mod tests {
         assert_eq!((mismatch.n_trajectories, mismatch.n_records), (2, 3));
         assert_eq!((mismatch.layers[0].mean, mismatch.layers[0].interval95), (Some(3.0), Some((2.0, 4.0))));
         assert_eq!(mismatch.layers[1], Average { mean: None, interval95: None });
+        assert_eq!(mismatch.overall, mismatch.layers[0], "a layer without a value is in no average");
         assert_eq!(mismatch.projections[&q].mean, Some((1.5 + 4.0) / 2.0));
         assert_eq!(mismatch.modules[0], BTreeMap::from([(q, 2.75), (up, (2.5 + 4.0) / 2.0)]));
         assert_eq!(summarise(&[], 4, Resampling { n: 10, seed: 0 }).layers, []);

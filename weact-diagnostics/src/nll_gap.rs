@@ -27,17 +27,31 @@ pub struct NllGap {
 /// # Errors
 /// If ids or token counts differ, or a record has no supervised token or an NLL that is not finite.
 pub fn nll_gap(fused: &[Scored], own: &[Scored], resampling: Resampling) -> Result<NllGap> {
+    Ok(NllGap::of(gaps(fused, own)?, resampling))
+}
+
+/// `dL(x)` of each record, in nats per token.
+///
+/// # Errors
+/// As [`nll_gap`].
+pub fn gaps(fused: &[Scored], own: &[Scored]) -> Result<Vec<f64>> {
     if fused.len() != own.len() {
         return Err(Error::Unpaired(format!("{} records of the fusion, {} of the specialist", fused.len(), own.len())));
     }
-    let per_record = fused.iter().zip(own).map(|(m, k)| gap(m, k)).collect::<Result<Vec<_>>>()?;
-    let n = per_record.len();
-    let mut sorted = per_record.clone();
-    sorted.sort_by(f64::total_cmp);
-    let mean = (n > 0).then(|| per_record.iter().sum::<f64>() / n as f64);
-    let median = (n > 0).then(|| (sorted[(n - 1) / 2] + sorted[n / 2]) / 2.0);
-    let interval95 = mean_bootstrap(&per_record, resampling).map(|law| law.interval(0.95));
-    Ok(NllGap { per_record, mean, interval95, median })
+    fused.iter().zip(own).map(|(m, k)| gap(m, k)).collect()
+}
+
+impl NllGap {
+    /// The summary of the records' gaps.
+    pub fn of(per_record: Vec<f64>, resampling: Resampling) -> Self {
+        let n = per_record.len();
+        let mut sorted = per_record.clone();
+        sorted.sort_by(f64::total_cmp);
+        let mean = (n > 0).then(|| per_record.iter().sum::<f64>() / n as f64);
+        let median = (n > 0).then(|| (sorted[(n - 1) / 2] + sorted[n / 2]) / 2.0);
+        let interval95 = mean_bootstrap(&per_record, resampling).map(|law| law.interval(0.95));
+        Self { per_record, mean, interval95, median }
+    }
 }
 
 fn gap(m: &Scored, k: &Scored) -> Result<f64> {
