@@ -206,7 +206,7 @@ fn what_can_t_be_measured_is_refused_with_its_reason() {
     check(&config(&["plan"], "[mismatch]\nprefix = 3\n"), 2, "prefix");
     check(&config(&["plan", "plan"], ""), 2, "the same capability");
     check(&whole.replace("plan alone", "sum"), 2, "the same name");
-    check(&whole.split("[[fusions]]").next().expect("a part").to_owned(), 2, "no [[fusions]]");
+    check(whole.split("[[fusions]]").next().expect("a part"), 2, "no [[fusions]]");
     check(&whole.replace("\"plan\"", "\"review\""), 1, "review has no record to look at: no trajectory has a stage of it");
     check(&whole.replace("max_length = 768", "max_length = 20"), 1, "longer than 20 tokens");
     check(&whole.replace("[\"valid.jsonl\"]", "[\"valid.jsonl\", \"valid.jsonl\"]"), 1, "occurs in an earlier file");

@@ -240,7 +240,7 @@ pub(crate) fn provenance(config: &eval::config::Run) -> Vec<(String, String)> {
     ]
 }
 
-/// Validation trajectories of the diagnostics: the paper's 200 records of each capability (App. E.1).
+/// Validation questions of the diagnostics, as many as the paper has records of each capability (App. E.1); the world has some fewer.
 pub(crate) const N_VALID: usize = 200;
 
 /// The static merges of the toy's adapters, by name.

@@ -109,7 +109,10 @@ pub fn report(gaps: &[(String, Capability, NllGap)]) -> (Table, Figure) {
     let figure = Figure {
         name: "fig14".to_owned(),
         title: "NLL gap across records".to_owned(),
-        caption: "Quartiles of the records' gaps; the dot is the mean. Above zero the fusion fits the text worse.".to_owned(),
+        caption:
+            "Quartiles of the records' gaps, whiskers to the last within 1.5 quartile distances; the dot is the mean. Above zero \
+                  the fusion fits the text worse."
+                .to_owned(),
         x_label: String::new(),
         y_label: "gap (nats per token)".to_owned(),
         drawing: Drawing::Boxes { series: series.collect() },

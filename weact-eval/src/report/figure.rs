@@ -86,7 +86,8 @@ pub enum Drawing {
         /// By row and column; an unknown one is grey.
         values: Vec<Vec<Option<f64>>>,
     },
-    /// Quartiles and outliers, with a mark at the mean.
+    /// Quartiles, whiskers to the last value within one and a half times their distance, and a mark at the mean. What lies beyond the
+    /// whiskers is in the data beside the figure alone.
     Boxes {
         /// Values by name.
         series: Vec<(String, Vec<f64>)>,
