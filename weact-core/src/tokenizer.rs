@@ -203,6 +203,21 @@ impl Tokenizer {
         Ok(())
     }
 
+    /// The text of each id; together they are that of [`Self::decode`]. Of a character that several ids make, the last has the whole.
+    ///
+    /// # Errors
+    /// If the tokenizer fails.
+    pub fn pieces(&self, ids: &[u32]) -> Result<Vec<String>> {
+        let mut stream = self.full.decode_stream(false);
+        let mut pieces =
+            ids.iter().map(|id| Ok(stream.step(*id).map_err(broken)?.unwrap_or_default())).collect::<Result<Vec<String>>>()?;
+        let n_shown = pieces.iter().map(String::len).sum();
+        if let (Some(last), Some(rest)) = (pieces.last_mut(), self.decode(ids)?.get(n_shown..)) {
+            last.push_str(rest);
+        }
+        Ok(pieces)
+    }
+
     /// `text` cut to at most `n_tokens` by leaving out its middle, with a marker that says how many tokens are gone; `None` if it
     /// is no longer than that.
     ///
