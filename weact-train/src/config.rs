@@ -271,7 +271,11 @@ impl Run {
         Ok(run)
     }
 
-    fn check(&self) -> std::result::Result<(), String> {
+    /// Whether the keys' values fit each other: what reading a file checks, for runs that are made by a program.
+    ///
+    /// # Errors
+    /// What is wrong, by its key.
+    pub fn check(&self) -> std::result::Result<(), String> {
         let t = &self.train;
         let wrong = match (self.kind, &self.capability, self.capabilities.as_slice()) {
             (Kind::Lora, None, _) => "kind = \"lora\" needs the key capability",

@@ -5,6 +5,7 @@
 
 pub mod config;
 pub mod data;
+pub mod partition;
 pub mod dataset;
 pub mod batch;
 pub mod schedule;
