@@ -7,6 +7,9 @@ pub mod teacher_forced;
 pub mod nll_gap;
 pub mod mismatch;
 pub mod lint;
+pub mod content;
+pub mod retention;
+pub mod interference;
 pub mod trust;
 
 pub use error::{Error, Result};
