@@ -24,3 +24,5 @@ pub use weact_train as train;
 
 pub mod diagnose;
 pub mod doctor;
+pub mod retention;
+pub mod interference;

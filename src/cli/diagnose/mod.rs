@@ -3,6 +3,8 @@
 mod nll_gap;
 mod mismatch;
 mod lint;
+mod retention;
+mod interference;
 
 use std::{
     fs,
@@ -28,6 +30,8 @@ pub(super) enum Command {
     Mismatch(Args),
     /// What is odd about adapters and fusions; exit status 1 if one of them has no effect
     Lint(Args),
+    Retention(retention::Args),
+    Interference(interference::Args),
 }
 
 /// What every diagnostic takes.
@@ -53,6 +57,8 @@ pub(super) fn run(command: &Command, common: &Common) -> anyhow::Result<ExitCode
         Command::NllGap(args) => nll_gap::run(args, common),
         Command::Mismatch(args) => mismatch::run(args, common),
         Command::Lint(args) => lint::run(args, common),
+        Command::Retention(args) => retention::run(args, common),
+        Command::Interference(args) => interference::run(args, common),
     }
 }
 
