@@ -164,6 +164,8 @@ impl<'a> Scorer<'a> {
             of_weights.entry(dir).or_default().extend(samples);
         }
         for (dir, samples) in of_weights {
+            // What is scored together is the same in every run, wherever it was interrupted: so is the rounding.
+            let samples = if dir.is_none() { (0..self.scenes.samples.len()).collect() } else { samples };
             self.score(dir.as_deref(), &samples)?;
         }
         let mut records = Vec::new();

@@ -148,7 +148,7 @@ impl Study {
         }
     }
 
-    /// The keys in which two studies differ. `out` is left aside: a directory may be moved.
+    /// The keys in which two studies differ; `out` is one of them, because stages name those that they go on from.
     fn differences(&self, other: &Self) -> Vec<String> {
         let flat = |study: &Self| {
             let mut flat = BTreeMap::new();
@@ -163,7 +163,6 @@ impl Study {
                     value => _ = flat.insert(key, value.to_string()),
                 }
             }
-            flat.remove("out");
             flat
         };
         let (a, b) = (flat(self), flat(other));
@@ -227,6 +226,6 @@ mod tests {
         assert_eq!(again, study);
         let mut other = study.clone();
         (other.train.lr, other.monitor, other.out) = (2e-3, 3, "elsewhere".into());
-        assert_eq!(study.differences(&other), ["monitor", "train.lr"]);
+        assert_eq!(study.differences(&other), ["monitor", "out", "train.lr"]);
     }
 }

@@ -44,7 +44,7 @@ pub(in crate::cli) fn run(args: &Args, common: &Common) -> anyhow::Result<ExitCo
     let (name, device) = common.device.open()?;
     let stop = interrupt_flag()?;
     say.note(&format!("training and measuring into {} on {name}", study.out.display()));
-    let mut bar = Bar::new(say);
+    let bar = Bar::new(say);
     let outcome =
         retention::run(&study, existing, &device, &mut |progress| bar.show(&progress), &|| stop.load(Ordering::Relaxed));
     bar.finish();
