@@ -62,7 +62,7 @@ fn main() -> Result<ExitCode> {
         seed: 0,
         out: out.to_owned(),
         train: config::Train {
-            epochs: Some(1),
+            epochs: Some(3),
             batch_rows: 16,
             max_length: 768,
             lr: 5e-3,

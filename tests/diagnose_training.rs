@@ -7,8 +7,19 @@ use std::{cell::Cell, fs, path::Path};
 use burn::tensor::Device;
 use tempfile::TempDir;
 use weact::{
-    core::{Capability, io::peft},
-    diagnostics::{interference::Part, retention::Set},
+    core::{
+        Capability,
+        chat::{Chat, ToolProtocol},
+        context::Retention,
+        io::peft,
+        sample::{self, Rules},
+        trajectory,
+    },
+    diagnostics::{
+        content::{self, TokenKind},
+        interference::Part,
+        retention::Set,
+    },
     interference,
     retention::{self, Arm, Outcome, Study},
     train::{
@@ -132,6 +143,32 @@ fn what_can_not_be_studied_is_refused_before_anything_is_written() {
     check(Study { data: vec![lonely], ..good() }, "has no sample of plan: there are 1 of it for 2 parts");
 }
 
+#[test]
+fn of_the_toys_turns_words_are_content_and_the_form_of_calls_is_not() {
+    let folder = scene();
+    let chat = Chat::open(&folder.path().join("model"), ToolProtocol::Template).expect("template and tokenizer");
+    let rows = trajectory::read(&folder.path().join("valid.jsonl")).expect("trajectories");
+    let rules = Rules { retention: Retention::default(), max_length: 4096, require_exit: true };
+    let samples = sample::samples(&chat, &rows, &capabilities(&["search"])[0], rules).expect("renderable").kept;
+    for sample in &samples {
+        let kinds = content::kinds(&chat.tokenizer, sample).expect("decodable");
+        assert_eq!(kinds.len(), sample.n_supervised());
+        let ids = (1..sample.ids.len()).filter(|i| sample.mask[*i]).map(|i| sample.ids[i]);
+        let text = |kind: TokenKind| {
+            let own: Vec<u32> = ids.clone().zip(&kinds).filter(|(_, k)| **k == kind).map(|(id, _)| id).collect();
+            chat.tokenizer.decode(&own).expect("decodable")
+        };
+        let (content, form) = (text(TokenKind::Content), text(TokenKind::Scaffolding));
+        assert!(content.contains("search") && content.contains("offload_lora"), "{content}");
+        assert!(
+            ["<tool_call>", "arguments", "<|im_end|>"].iter().all(|part| !content.contains(part) && form.contains(part)),
+            "{content} {form}"
+        );
+        assert_eq!(text(TokenKind::Thinking), "", "the toy does not think");
+    }
+    assert_eq!(samples.len(), 4);
+}
+
 fn interference_study(folder: &Path) -> interference::Study {
     interference::Study {
         model: folder.join("model"),
@@ -153,7 +190,8 @@ fn found(study: &interference::Study) -> interference::Found {
     interference::run(study, &Device::flex(), &mut |_, _| {}, &|| false).expect("a study").expect("nobody interrupted it")
 }
 
-/// Eq. 3: what the first order leaves is of the second. Halving the step divides it by four, up to the third order and the rounding of f32.
+/// Eq. 3: what the first order leaves is of the second, so that halving the step divides it by four. The third order moves that by up to 0.55 at
+/// these steps, and more at longer ones; at steps four times as short the residuals, of 1e-7 nats, are those of f32.
 #[test]
 fn the_residual_of_equation_3_shrinks_with_the_square_of_the_step() {
     let folder = scene();
@@ -162,6 +200,7 @@ fn the_residual_of_equation_3_shrinks_with_the_square_of_the_step() {
     let study = interference::Study {
         adapter: Some(trained.out.join("stages/shared-active/plan/then-write")),
         lora: None,
+        etas: vec![0.008, 0.004],
         ..interference_study(folder.path())
     };
     let found = found(&study);
@@ -173,7 +212,7 @@ fn the_residual_of_equation_3_shrinks_with_the_square_of_the_step() {
         }
     }
     assert_eq!(ratios.len(), 9);
-    assert!(ratios.iter().all(|ratio| (3.6..4.4).contains(ratio)), "{ratios:?}");
+    assert!(ratios.iter().all(|ratio| (3.4..4.6).contains(ratio)), "{ratios:?}");
 }
 
 #[test]

@@ -81,7 +81,7 @@ fn batch_rows() -> usize {
 }
 
 fn etas() -> Vec<f64> {
-    vec![0.04, 0.02, 0.01]
+    vec![0.016, 0.008, 0.004]
 }
 
 fn max_length() -> usize {
