@@ -4,6 +4,7 @@ mod device;
 mod say;
 mod exit;
 mod lines;
+mod rows;
 mod model;
 mod memory;
 
@@ -13,6 +14,7 @@ mod check;
 mod render;
 mod score;
 mod generate;
+mod fold;
 mod train;
 mod run;
 mod grade;
@@ -60,6 +62,7 @@ enum Command {
     Render(render::Args),
     Score(score::Args),
     Generate(generate::Args),
+    Fold(fold::Args),
     Train(train::Args),
     Run(run::Args),
     Grade(grade::Args),
@@ -82,6 +85,7 @@ pub(super) fn main() -> ExitCode {
         Command::Render(args) => render::run(&args, &common),
         Command::Score(args) => score::run(&args, &common),
         Command::Generate(args) => generate::run(&args, &common),
+        Command::Fold(args) => fold::run(&args, &common),
         Command::Train(args) => train::run(&args, &common),
         Command::Run(args) => run::run(&args, &common),
         Command::Grade(args) => grade::run(&args, &common),

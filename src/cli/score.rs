@@ -1,26 +1,21 @@
 //! `weact score`: teacher-forced log-likelihoods.
 
-use std::{
-    collections::HashSet,
-    path::{Path, PathBuf},
-    process::ExitCode,
-};
+use std::{path::PathBuf, process::ExitCode};
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::{Value, json};
 use weact::core::{
     Backbone, Error, Result,
-    chat::{Chat, ToolProtocol},
+    chat::ToolProtocol,
     io::tensors,
     lora::FactorMap,
-    message::Message,
     nll::{Targets, per_token},
-    tokenizer::Tokenizer,
 };
 
 use super::{
     Common, lines,
     model::{self, ModelArgs},
+    rows::{self, Row, name},
 };
 
 /// Scores recorded tokens: how likely each is after those before it
@@ -45,23 +40,6 @@ pub(super) struct Args {
     tool_protocol: ToolProtocol,
 }
 
-#[derive(Deserialize)]
-struct Line {
-    id: Value,
-    ids: Option<Vec<u32>>,
-    text: Option<String>,
-    messages: Option<Vec<Message>>,
-    tools: Option<Vec<Value>>,
-    mask: Option<Vec<u8>>,
-}
-
-/// A row to score.
-struct Row {
-    id: Value,
-    ids: Vec<u32>,
-    mask: Option<Vec<u8>>,
-}
-
 #[derive(Serialize)]
 struct Scored {
     id: Value,
@@ -81,7 +59,7 @@ const BLOCK_LOGITS: usize = 1 << 25;
 pub(super) fn run(args: &Args, common: &Common) -> anyhow::Result<ExitCode> {
     let (_, device) = common.device.open()?;
     let checkpoint = args.model.open()?;
-    let rows = read(args, checkpoint.config.vocab_size)?;
+    let rows = rows::read(&args.input, &args.model.model, args.tool_protocol, checkpoint.config.vocab_size)?;
     let adapter = args.adapter.as_ref().map(|dir| model::adapter(dir, &checkpoint, common.say)).transpose()?;
     let backbone = checkpoint.load(&device, args.model.dtype)?;
     let factors = adapter.as_ref().map(|a| a.to_device(&backbone.config, &device)).transpose()?;
@@ -110,73 +88,6 @@ pub(super) fn run(args: &Args, common: &Common) -> anyhow::Result<ExitCode> {
     let summary = json!({"rows": rows.len(), "n_tokens": n_tokens, "nll_nats_mean": mean, "adapter": digest, "out": args.out});
     common.say.summary(&text, &summary)?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// Reads and encodes the rows; what is wrong is said with its line.
-fn read(args: &Args, vocab_size: usize) -> Result<Vec<Row>> {
-    let lines = lines::read::<Line>(&args.input)?;
-    let dir = &args.model.model;
-    let (mut chat, mut tokenizer) = (None, None); // opened for the first row that needs them
-    let mut seen = HashSet::new();
-    let mut rows = Vec::new();
-    for (number, line) in lines {
-        let wrong = |why: String| lines::wrong(&args.input, number, why);
-        let ids = match (line.ids, line.text, line.messages) {
-            (Some(ids), None, None) => ids,
-            (None, Some(text), None) => {
-                let tokenizer = match &mut tokenizer {
-                    Some(tokenizer) => tokenizer,
-                    empty => empty.insert(need_tokenizer(dir)?),
-                };
-                tokenizer.encode(&text).map_err(|e| wrong(e.to_string()))?
-            }
-            (None, None, Some(messages)) => {
-                let chat = match &mut chat {
-                    Some(chat) => chat,
-                    empty => empty.insert(Chat::open(dir, args.tool_protocol)?),
-                };
-                encode(chat, &messages, &line.tools.unwrap_or_default()).map_err(|e| wrong(e.to_string()))?
-            }
-            _ => return Err(wrong("a row has exactly one of ids, text and messages".to_owned())),
-        };
-        if !(line.id.is_string() || line.id.is_number()) {
-            return Err(wrong(format!("the id is a string, not {}", line.id)));
-        }
-        if !seen.insert(name(&line.id)) {
-            return Err(wrong(format!("the id {} occurs twice", line.id)));
-        }
-        if ids.is_empty() {
-            return Err(wrong("the row has no tokens".to_owned()));
-        }
-        if let Some(id) = ids.iter().find(|id| **id as usize >= vocab_size) {
-            return Err(wrong(format!("token id {id} is outside the model's vocabulary of {vocab_size}")));
-        }
-        if let Some(mask) = &line.mask {
-            if mask.len() != ids.len() {
-                return Err(wrong(format!("the mask has {} entries, the row {} tokens", mask.len(), ids.len())));
-            }
-            if let Some(other) = mask.iter().find(|m| **m > 1) {
-                return Err(wrong(format!("the mask has an entry {other}; 0 and 1 are allowed")));
-            }
-        }
-        rows.push(Row { id: line.id, ids, mask: line.mask });
-    }
-    Ok(rows)
-}
-
-fn need_tokenizer(dir: &Path) -> Result<Tokenizer> {
-    Tokenizer::open(dir)?.ok_or_else(|| Error::file(dir, "has no tokenizer.json: give ids instead of text"))
-}
-
-/// A whole conversation as training encodes it.
-fn encode(chat: &Chat, messages: &[Message], tools: &[Value]) -> Result<Vec<u32>> {
-    let pieces = chat.pieces(messages, tools, false)?;
-    Ok(pieces.iter().map(|piece| chat.encode(piece)).collect::<Result<Vec<_>>>()?.concat())
-}
-
-/// An id as a tensor's name.
-fn name(id: &Value) -> String {
-    id.as_str().map_or_else(|| id.to_string(), str::to_owned)
 }
 
 /// Indices of rows in batches of similar length.

@@ -10,6 +10,7 @@ pub mod lint;
 pub mod content;
 pub mod retention;
 pub mod interference;
+pub mod logit_gap;
 pub mod trust;
 
 pub use error::{Error, Result};

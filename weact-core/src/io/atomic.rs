@@ -69,6 +69,21 @@ pub fn with_free_space(error: io::Error, path: &Path, needed: Option<u64>) -> io
     io::Error::new(error.kind(), format!("{error}: {needed}{} bytes are free", disk.f_bavail * disk.f_frsize))
 }
 
+/// Refuses `bytes` that the disk of `path` has no room for, before anything is written. A quota shows only in writing.
+///
+/// # Errors
+/// If fewer bytes are free: both numbers.
+pub fn need_space(path: &Path, bytes: u64) -> Result<()> {
+    let there = path.ancestors().skip(1).find(|folder| folder.exists()).unwrap_or(Path::new("."));
+    match rustix::fs::statvfs(there) {
+        Ok(disk) if disk.f_bavail.saturating_mul(disk.f_frsize) < bytes => {
+            let full = io::Error::from(io::ErrorKind::StorageFull);
+            Err(Error::io("can't write", path, with_free_space(full, &there.join("x"), Some(bytes))))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Writes a whole folder through `fill`, which gets a temporary folder beside `path`; every file in it is synced, then the folder
 /// takes `path`'s place. An existing `path` is replaced; until the new one stands, the old one is kept as `.NAME.old`.
 ///

@@ -26,8 +26,8 @@ use crate::{
     ops::Operators,
 };
 
-const EMBEDDING: &str = "model.embed_tokens.weight";
-const HEAD: &str = "lm_head.weight";
+pub(super) const EMBEDDING: &str = "model.embed_tokens.weight";
+pub(super) const HEAD: &str = "lm_head.weight";
 
 /// A checkpoint whose headers have been checked against its config: every weight is there with its shape, nothing is left over.
 #[derive(Debug)]

@@ -4,5 +4,6 @@ pub mod atomic;
 pub mod checkpoint;
 pub mod hf_config;
 pub mod peft;
+pub mod fold;
 pub mod tensors;
 pub mod toml_text;

@@ -274,7 +274,7 @@ fn complain(path: &Path, what: &str, names: &[String]) -> Result<()> {
 }
 
 /// The transpose of a row-major `[rows, columns]` matrix.
-fn transposed(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
+pub(super) fn transposed(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
     (0..columns).flat_map(|c| (0..rows).map(move |r| values[r * columns + c])).collect()
 }
 
