@@ -1,7 +1,10 @@
 //! `weact score`: teacher-forced log-likelihoods.
 
+mod by_stage;
+
 use std::{path::PathBuf, process::ExitCode};
 
+use burn::tensor::Tensor;
 use serde::Serialize;
 use serde_json::{Value, json};
 use weact::core::{
@@ -33,11 +36,13 @@ pub(super) struct Args {
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
     /// Also write each row's logits, `id -> [n, vocab]` in f32
-    #[arg(long, value_name = "FILE.safetensors")]
+    #[arg(long, value_name = "FILE.safetensors", conflicts_with = "by_stage")]
     logits: Option<PathBuf>,
-    /// How tools reach the model in rows with messages: template or text
-    #[arg(long, default_value = "template", value_name = "PROTOCOL")]
-    tool_protocol: ToolProtocol,
+    /// How tools reach the model in rows with messages: template (the default) or text; by stage, the default is what cards say
+    #[arg(long, value_name = "PROTOCOL")]
+    tool_protocol: Option<ToolProtocol>,
+    #[command(flatten)]
+    stages: by_stage::Args,
 }
 
 #[derive(Serialize)]
@@ -57,15 +62,18 @@ const BLOCK_LOGITS: usize = 1 << 25;
 
 /// Checks all input, then loads the model.
 pub(super) fn run(args: &Args, common: &Common) -> anyhow::Result<ExitCode> {
+    if args.stages.by_stage {
+        return by_stage::run(args, common);
+    }
     let (_, device) = common.device.open()?;
     let checkpoint = args.model.open()?;
-    let rows = rows::read(&args.input, &args.model.model, args.tool_protocol, checkpoint.config.vocab_size)?;
+    let rows = rows::read(&args.input, &args.model.model, args.tool_protocol.unwrap_or_default(), checkpoint.config.vocab_size)?;
     let adapter = args.adapter.as_ref().map(|dir| model::adapter(dir, &checkpoint, common.say)).transpose()?;
     let backbone = checkpoint.load(&device, args.model.dtype)?;
     let factors = adapter.as_ref().map(|a| a.to_device(&backbone.config, &device)).transpose()?;
 
     let mut scored: Vec<Option<Scored>> = rows.iter().map(|_| None).collect();
-    for batch in batches(&rows) {
+    for batch in batches(&rows.iter().map(|row| row.ids.len()).collect::<Vec<_>>()) {
         let members: Vec<&Row> = batch.iter().map(|i| &rows[*i]).collect();
         for (i, result) in batch.iter().zip(score(&backbone, factors.as_ref(), &members, args.logits.is_some())?) {
             scored[*i] = Some(result);
@@ -91,54 +99,80 @@ pub(super) fn run(args: &Args, common: &Common) -> anyhow::Result<ExitCode> {
 }
 
 /// Indices of rows in batches of similar length.
-fn batches(rows: &[Row]) -> Vec<Vec<usize>> {
-    let mut order: Vec<usize> = (0..rows.len()).collect();
-    order.sort_by_key(|i| rows[*i].ids.len());
+fn batches(lengths: &[usize]) -> Vec<Vec<usize>> {
+    let mut order: Vec<usize> = (0..lengths.len()).collect();
+    order.sort_by_key(|i| lengths[*i]);
     let mut batches: Vec<Vec<usize>> = Vec::new();
     for i in order {
         match batches.last_mut() {
             // Rows come in order of length, so this one sets the width.
-            Some(batch) if (batch.len() + 1) * rows[i].ids.len() <= BATCH_TOKENS => batch.push(i),
+            Some(batch) if (batch.len() + 1) * lengths[i] <= BATCH_TOKENS => batch.push(i),
             _ => batches.push(vec![i]),
         }
     }
     batches
 }
 
-/// The scores of one batch's rows, in their order.
-fn score(backbone: &Backbone, factors: Option<&FactorMap>, rows: &[&Row], with_logits: bool) -> Result<Vec<Scored>> {
-    let ids: Vec<&[u32]> = rows.iter().map(|row| row.ids.as_slice()).collect();
-    let hidden = backbone.hidden(&backbone.tokens(&ids)?, factors, None); // [positions of all rows, d]
-    let block = (BLOCK_LOGITS / backbone.config.vocab_size).max(1);
+/// Logits that are held at a time, in positions.
+fn block(backbone: &Backbone) -> usize {
+    (BLOCK_LOGITS / backbone.config.vocab_size).max(1)
+}
 
-    let mut scored: Vec<Scored> = rows.iter().map(|row| empty(row)).collect();
-    let predicted: Vec<(usize, usize)> =
-        ids.iter().enumerate().flat_map(|(row, ids)| (1..ids.len()).map(move |i| (row, i))).collect();
-    for positions in predicted.chunks(block) {
-        let mut masks: Vec<Vec<bool>> = ids.iter().map(|ids| vec![false; ids.len()]).collect();
+/// One row's token ids, and which of them are scored; the first has no prediction.
+type Scorable<'a> = (&'a [u32], &'a [bool]);
+
+/// Negative log-likelihood in nats of each token to score, and whether it is the most likely one, row by row. `name` names a row.
+fn token_scores(
+    backbone: &Backbone,
+    factors: Option<&FactorMap>,
+    hidden: &Tensor<2>,
+    rows: &[Scorable<'_>],
+    name: impl Fn(usize) -> String,
+) -> Result<Vec<Vec<(f32, u8)>>> {
+    let mut scores: Vec<Vec<(f32, u8)>> = rows.iter().map(|_| Vec::new()).collect();
+    let scored = |(row, (ids, mask)): (usize, &Scorable<'_>)| {
+        (1..ids.len()).filter(|i| mask[*i]).map(move |i| (row, i)).collect::<Vec<_>>()
+    };
+    let positions: Vec<(usize, usize)> = rows.iter().enumerate().flat_map(scored).collect();
+    for positions in positions.chunks(block(backbone)) {
+        let mut masks: Vec<Vec<bool>> = rows.iter().map(|(ids, _)| vec![false; ids.len()]).collect();
         positions.iter().for_each(|(row, i)| masks[*row][*i] = true);
-        let paired: Vec<(&[u32], &[bool])> = ids.iter().zip(&masks).map(|(ids, mask)| (*ids, mask.as_slice())).collect();
+        let paired: Vec<Scorable<'_>> = rows.iter().zip(&masks).map(|((ids, _), mask)| (*ids, mask.as_slice())).collect();
         let targets = Targets::new(&paired, &backbone.device()).expect("a chunk has positions");
         let predicted = per_token(backbone, factors, hidden.clone(), &targets);
         let (nll, best) = (predicted.nll.into_data(), predicted.best.into_data());
         for (((row, i), nll), best) in positions.iter().zip(nll.iter::<f32>()).zip(best.iter::<i64>()) {
             if !nll.is_finite() {
-                return Err(not_finite(backbone, "log-likelihood", rows[*row]));
+                return Err(not_finite(backbone, "log-likelihood", &name(*row)));
             }
-            scored[*row].nll.push(nll);
-            scored[*row].top1.push(u8::from(best == i64::from(ids[*row][*i])));
+            scores[*row].push((nll, u8::from(best == i64::from(rows[*row].0[*i]))));
         }
+    }
+    Ok(scores)
+}
+
+/// The scores of one batch's rows, in their order.
+fn score(backbone: &Backbone, factors: Option<&FactorMap>, rows: &[&Row], with_logits: bool) -> Result<Vec<Scored>> {
+    let ids: Vec<&[u32]> = rows.iter().map(|row| row.ids.as_slice()).collect();
+    let hidden = backbone.hidden(&backbone.tokens(&ids)?, factors, None); // [positions of all rows, d]
+    let all: Vec<Vec<bool>> = ids.iter().map(|ids| vec![true; ids.len()]).collect();
+    let scorable: Vec<Scorable<'_>> = ids.iter().zip(&all).map(|(ids, mask)| (*ids, mask.as_slice())).collect();
+    let scores = token_scores(backbone, factors, &hidden, &scorable, |row| rows[row].id.to_string())?;
+
+    let mut scored: Vec<Scored> = rows.iter().map(|row| empty(row)).collect();
+    for (scored, scores) in scored.iter_mut().zip(scores) {
+        (scored.nll, scored.top1) = scores.into_iter().unzip();
     }
     if with_logits {
         let mut first = 0;
         for (row, (scored, ids)) in scored.iter_mut().zip(&ids).enumerate() {
             let hidden = hidden.clone().narrow(0, first, ids.len());
             first += ids.len();
-            for part in hidden.split(block, 0) {
+            for part in hidden.split(block(backbone), 0) {
                 scored.logits.extend(backbone.logits(part, factors).into_data().iter::<f32>());
             }
             if scored.logits.iter().any(|x| !x.is_finite()) {
-                return Err(not_finite(backbone, "logits", rows[row]));
+                return Err(not_finite(backbone, "logits", &rows[row].id.to_string()));
             }
         }
     }
@@ -153,8 +187,8 @@ fn empty(row: &Row) -> Scored {
     Scored { id: row.id.clone(), n_tokens, nll: Vec::new(), top1: Vec::new(), logits: Vec::new() }
 }
 
-fn not_finite(backbone: &Backbone, what: &'static str, row: &Row) -> Error {
-    Error::NonFinite { what, place: format!(", row {}", row.id), dtype: format!("{:?}", backbone.dtype()).to_lowercase() }
+fn not_finite(backbone: &Backbone, what: &'static str, row: &str) -> Error {
+    Error::NonFinite { what, place: format!(", row {row}"), dtype: format!("{:?}", backbone.dtype()).to_lowercase() }
 }
 
 /// The mean over all tokens that the masks count; none without such a token.

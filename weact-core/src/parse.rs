@@ -21,7 +21,7 @@ use crate::{control, message::ToolCall};
 
 const THINK: &str = "<think>";
 const END_THINK: &str = "</think>";
-const CALL: &str = "<tool_call>";
+pub(crate) const CALL: &str = "<tool_call>";
 const END_CALL: &str = "</tool_call>";
 const RESPONSE: &str = "<tool_response>";
 /// Outside a JSON string each of these ends a call.

@@ -3,7 +3,7 @@
 //! `p` is the history before the stage, `u_k` the load exchange, `c_k` the stage's messages and `v_k` its exit call. The mask is
 //! true on the policy's tokens of `c_k` and `v_k`, each turn through its end-of-turn token (App. A.1); everything else is context.
 
-use std::{collections::BTreeMap, fmt};
+use std::{collections::BTreeMap, fmt, ops::Range};
 
 use serde::Serialize;
 
@@ -12,6 +12,8 @@ use crate::{
     chat::Chat,
     context::{self, LeftOut, Retention},
     message::{Message, Role},
+    parse::CALL,
+    tokenizer::Tokenizer,
     trajectory::{Exit, Span},
 };
 
@@ -47,6 +49,22 @@ impl Sample {
     /// Supervised tokens that have a prediction (token 0 has none).
     pub fn n_supervised(&self) -> usize {
         self.mask.iter().skip(1).filter(|m| **m).count()
+    }
+
+    /// The exit call `v_k`: the last call of the stage's last turn, from the token that opens it through the end of the turn, as
+    /// indices into `ids`. Only a stage whose exit is a call has one; elsewhere it is whatever call ends the turn, or none.
+    ///
+    /// # Errors
+    /// If the tokenizer can't decode.
+    pub fn exit_call(&self, tokenizer: &Tokenizer) -> Result<Option<Range<usize>>> {
+        let Some(last) = self.mask.iter().rposition(|m| *m) else { return Ok(None) };
+        let turn = self.mask[..last].iter().rposition(|m| !*m).map_or(0, |before| before + 1);
+        for start in (turn..=last).rev() {
+            if tokenizer.decode(&self.ids[start..=last])?.contains(CALL) {
+                return Ok(Some(start..last + 1));
+            }
+        }
+        Ok(None)
     }
 }
 

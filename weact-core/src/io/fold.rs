@@ -178,8 +178,9 @@ impl<'a> Plan<'a> {
             return Ok(());
         }
         let mut index = read_object(&path)?;
-        let map: Map<String, Value> =
-            self.files.iter().flat_map(|(file, tensors)| tensors.iter().map(move |t| (t.name.clone(), json!(file)))).collect();
+        let files = self.files.iter();
+        let map: BTreeMap<&str, &str> =
+            files.flat_map(|(file, tensors)| tensors.iter().map(move |t| (t.name.as_str(), file.as_str()))).collect();
         let mut metadata = index.get("metadata").and_then(Value::as_object).cloned().unwrap_or_default();
         if metadata.contains_key("total_parameters") {
             let n: usize = self.tensors().map(|tensor| tensor.shape.iter().product::<usize>()).sum();
@@ -187,7 +188,7 @@ impl<'a> Plan<'a> {
         }
         metadata.insert("total_size".to_owned(), json!(bytes));
         index.insert("metadata".to_owned(), Value::Object(metadata));
-        index.insert("weight_map".to_owned(), Value::Object(map));
+        index.insert("weight_map".to_owned(), json!(map));
         write_object(&dir.join(INDEX), &index)
     }
 
