@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf},
     process::ExitCode,
 };
 
@@ -151,14 +151,19 @@ fn check_out(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The path with its links followed, as far as it exists.
+/// The path with its links followed as far as it exists; the folders after that would be made, and have none.
 fn resolved(path: &Path) -> PathBuf {
     let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let there = absolute.ancestors().find_map(|part| Some((part, fs::canonicalize(part).ok()?)));
-    match there {
-        Some((part, real)) => real.join(absolute.strip_prefix(part).expect("an ancestor is a beginning")),
-        None => absolute,
+    let Some((part, mut real)) = there else { return absolute };
+    for step in absolute.strip_prefix(part).expect("an ancestor is a beginning").components() {
+        match step {
+            Component::ParentDir => drop(real.pop()),
+            step => real.push(step),
+        }
     }
+    // The way back may have led to what exists.
+    fs::canonicalize(&real).unwrap_or(real)
 }
 
 /// The rows of `--input`, or one of drawn ids.
