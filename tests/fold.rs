@@ -127,7 +127,7 @@ fn sums_are_made_in_f32_and_rounded_once() {
     let (_wide, wide, _) = folded(&checkpoint, &adapter, None);
     let (_narrow, narrow, _) = folded(&checkpoint, &adapter, Some(DType::BF16));
     for name in checkpoint.tensors.entries().keys() {
-        let rounded: Vec<f32> = wide.tensors.f32(name).expect("f32").into_iter().map(|x| half_even(x)).collect();
+        let rounded: Vec<f32> = wide.tensors.f32(name).expect("f32").into_iter().map(half_even).collect();
         assert_eq!(narrow.tensors.f32(name).expect("bf16"), rounded, "{name}");
     }
     assert!(fs::read_to_string(narrow.dir.join("config.json")).expect("written").contains("\"bfloat16\""));

@@ -76,3 +76,38 @@ pub fn logit_gap(one: &Recorded, other: &Recorded) -> LogitGap {
 fn logits(recorded: &Recorded, hidden: Tensor<2>) -> Tensor<2> {
     ops::linear(recorded.operators, hidden, &recorded.head, recorded.head_factors.as_ref(), None)
 }
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Device;
+
+    use super::*;
+
+    /// A policy of two tokens whose logits are its hidden states.
+    fn recorded(rows: &[[[f32; 2]; 2]]) -> Recorded {
+        let device = Device::flex();
+        Recorded {
+            hidden: rows.iter().map(|row| Tensor::from_data(*row, &device)).collect(),
+            head: Tensor::from_data([[1.0_f32, 0.0], [0.0, 1.0]], &device),
+            head_factors: None,
+            operators: Operators::Composed,
+        }
+    }
+
+    #[test]
+    fn the_largest_difference_and_the_share_of_equal_choices() {
+        let one = recorded(&[[[1.0, 0.0], [0.0, 1.0]], [[0.5, 0.25], [2.0, 0.0]]]);
+        let other = recorded(&[[[1.0, 0.25], [0.75, 0.5]], [[0.5, 0.25], [2.0, 0.0]]]);
+        let expected = LogitGap { n_positions: 4, max_difference: 0.75, top1_agreement: Some(0.75) };
+        assert_eq!(logit_gap(&one, &other), expected);
+        let none = recorded(&[]);
+        assert_eq!(logit_gap(&none, &none), LogitGap { n_positions: 0, max_difference: 0.0, top1_agreement: None });
+    }
+
+    #[test]
+    fn a_logit_that_is_no_number_is_not_passed_over() {
+        let one = recorded(&[[[1.0, 0.0], [0.0, 1.0]]]);
+        let broken = recorded(&[[[f32::NAN, 0.0], [0.0, 9.0]]]);
+        assert!(logit_gap(&one, &broken).max_difference.is_nan());
+    }
+}

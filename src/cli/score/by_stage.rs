@@ -84,6 +84,12 @@ struct Stage {
     sample: Sample,
 }
 
+/// Stages that are scored under the same weights.
+struct Group {
+    adapter: Option<Arc<Adapter>>,
+    members: Vec<usize>,
+}
+
 /// Adapters, and what their cards say of the samples that they were trained on.
 struct Weights {
     /// What `route` is in the output.
@@ -191,14 +197,14 @@ pub(super) fn run(args: &super::Args, common: &Common) -> anyhow::Result<ExitCod
     }
 
     let backbone = checkpoint.load(&device, args.model.dtype)?;
-    let mut groups: BTreeMap<Option<String>, (Option<Arc<Adapter>>, Vec<usize>)> = BTreeMap::new();
+    let mut groups: BTreeMap<Option<String>, Group> = BTreeMap::new();
     for (i, stage) in stages.iter().enumerate() {
         let adapter = weights.of(&stage.sample.capability).expect("stages without weights are left out");
         let digest = adapter.as_ref().map(|adapter| adapter.digest().to_owned());
-        groups.entry(digest).or_insert_with(|| (adapter, Vec::new())).1.push(i);
+        groups.entry(digest).or_insert_with(|| Group { adapter, members: Vec::new() }).members.push(i);
     }
     let mut scored: Vec<Option<Scored>> = stages.iter().map(|_| None).collect();
-    for (adapter, members) in groups.into_values() {
+    for Group { adapter, members } in groups.into_values() {
         for (i, result) in score(&backbone, adapter.as_deref(), &members, &stages, &weights.name, &chat)? {
             scored[i] = Some(result);
         }
