@@ -25,7 +25,7 @@ use weact::{
     },
     diagnostics::mismatch::relative_mismatch,
     eval::world::{World, gold::Form, question::Split},
-    train::merge,
+    train::merge::{self, Source},
 };
 
 /// An adapter of all seven projections, with its own rank and scale.
@@ -48,6 +48,12 @@ fn random(config: &Config, rank: usize, alpha: f64) -> Adapter {
     Adapter::new(lora.clone(), factors.collect()).expect("an adapter")
 }
 
+fn sum(adapters: &[Adapter; 3]) -> Adapter {
+    let [plan, search, write] = adapters;
+    let sources = [Source::memory("plan", plan), Source::memory("search", search), Source::memory("write", write)];
+    merge::additive(&sources).expect("a sum")
+}
+
 fn norms(rows: Tensor<2>) -> Vec<f64> {
     let width = rows.dims()[1];
     let values: Vec<f64> = rows.into_data().iter::<f32>().map(f64::from).collect();
@@ -61,7 +67,7 @@ fn full_additive_mismatch_is_the_sum_of_the_others() {
     let backbone = Checkpoint::open(&golden, false).and_then(|c| c.load(&Device::flex(), DType::F32)).expect("a tiny checkpoint");
     let adapters = [(4, 8.0), (2, 1.0), (3, 6.0)].map(|(rank, alpha)| random(&backbone.config, rank, alpha));
     let on_device = |adapter: &Adapter| adapter.to_device(&backbone.config, &backbone.device()).expect("it fits");
-    let merged = on_device(&merge::additive(&adapters.each_ref()).expect("a sum"));
+    let merged = on_device(&sum(&adapters));
     let factors: [FactorMap; 3] = adapters.each_ref().map(on_device);
     let ids: Vec<u32> = (0..24).map(|i| (i * 7 + 3) % backbone.config.vocab_size as u32).collect();
     let tokens = backbone.tokens(&[&ids]).expect("legal ids");
@@ -95,8 +101,7 @@ fn prepared() -> TempDir {
     let rows: String = world.questions(Split::Val, 6).iter().map(gold).collect();
     fs::write(folder.path().join("valid.jsonl"), rows).expect("writable");
     let adapters = ["plan", "search", "write"].map(|alias| peft::read(&toy("adapters").join(alias)).expect("a toy adapter"));
-    let sum = merge::additive(&adapters.each_ref()).expect("a sum");
-    write_adapter(&folder, "sum", &sum);
+    write_adapter(&folder, "sum", &sum(&adapters));
     fs::write(folder.path().join("run.toml"), config(&["plan", "search", "write"], "")).expect("writable");
     folder
 }

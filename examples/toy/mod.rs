@@ -33,7 +33,8 @@ use weact::{
     train::{
         config::{self, Kind},
         log::Event,
-        merge, run_directory,
+        merge::{self, Method, Preset, Source},
+        run_directory,
         sft::{self, Options, Outcome},
     },
 };
@@ -243,9 +244,27 @@ pub(crate) fn provenance(config: &eval::config::Run) -> Vec<(String, String)> {
 /// Validation questions of the diagnostics, as many as the paper has records of each capability (App. E.1); the world has some fewer.
 pub(crate) const N_VALID: usize = 200;
 
-/// The static merges of the toy's adapters, by name.
-pub(crate) fn fusions(adapters: &[&Adapter]) -> Result<Vec<(String, Adapter)>> {
-    Ok(vec![("Full Additive".to_owned(), merge::additive(adapters)?)])
+/// The static merges of the toy's adapters, by the name in tables: those of the paper, then the others. Each has the rank that the
+/// largest adapter has, as the paper's 64 is, but for the first, which is exact.
+pub(crate) const FUSIONS: [(&str, Method); 8] = [
+    ("Full Additive", Method::Additive),
+    ("TIES-Merging", Method::Ties),
+    ("DARE-TIES", Method::DareTies),
+    ("TSPA", Method::Tspa),
+    ("Average", Method::Average),
+    ("Additive, truncated", Method::Linear),
+    ("KnOTS-TIES", Method::KnotsTies),
+    ("DARE-linear", Method::DareLinear),
+];
+
+/// Those of [`FUSIONS`].
+pub(crate) fn fusions(adapters: &[(&str, &Adapter)]) -> Result<Vec<(String, Adapter)>> {
+    let sources: Vec<Source<'_>> = adapters.iter().map(|(id, adapter)| Source::memory(id, adapter)).collect();
+    let fusion = |(name, method): &(&str, Method)| {
+        let (adapter, _) = merge::merge(&sources, &method.recipe(Preset::Peft))?;
+        Ok(((*name).to_owned(), adapter))
+    };
+    FUSIONS.iter().map(fusion).collect()
 }
 
 /// The backbone, and its three specialists with their fusions and validation records.
@@ -272,7 +291,7 @@ pub(crate) fn subjects(weights: &Weights) -> Result<(Backbone, Subjects)> {
         let dropped = samples.dropped_by_reason();
         specialists.push(Specialist { capability, adapter, records: samples.kept, dropped });
     }
-    let adapters: Vec<&Adapter> = specialists.iter().map(|s| &s.adapter).collect();
+    let adapters: Vec<(&str, &Adapter)> = specialists.iter().map(|s| (s.capability.as_str(), &s.adapter)).collect();
     let fusions = fusions(&adapters)?.into_iter().map(|(name, adapter)| Fusion { name, adapter }).collect();
     Ok((backbone, Subjects { specialists, fusions }))
 }

@@ -195,7 +195,9 @@ fn recipe(args: &Args, seed: Option<u64>) -> anyhow::Result<Recipe> {
     match (method == Method::Lorahub, &args.search.model, args.search.data.is_empty(), args.weights.is_empty()) {
         (true, Some(_), false, true) | (false, None, true, _) => Ok(recipe),
         (true, .., false) => Err(unused("--weights", "they are what is searched").into()),
-        (true, ..) => Err(Usage("--method lorahub finds the weights on samples: give --model DIR and --data FILE".to_owned()).into()),
+        (true, ..) => {
+            Err(Usage("--method lorahub finds the weights on samples: give --model DIR and --data FILE".to_owned()).into())
+        }
         (false, ..) => Err(unused("--model and --data", "only lorahub looks at samples").into()),
     }
 }

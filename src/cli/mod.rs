@@ -16,6 +16,7 @@ mod score;
 mod generate;
 mod fold;
 mod train;
+mod merge;
 mod run;
 mod grade;
 mod eval;
@@ -64,6 +65,7 @@ enum Command {
     Generate(generate::Args),
     Fold(fold::Args),
     Train(train::Args),
+    Merge(merge::Args),
     Run(run::Args),
     Grade(grade::Args),
     Eval(eval::Args),
@@ -87,6 +89,7 @@ pub(super) fn main() -> ExitCode {
         Command::Generate(args) => generate::run(&args, &common),
         Command::Fold(args) => fold::run(&args, &common),
         Command::Train(args) => train::run(&args, &common),
+        Command::Merge(args) => merge::run(&args, &common),
         Command::Run(args) => run::run(&args, &common),
         Command::Grade(args) => grade::run(&args, &common),
         Command::Eval(args) => eval::run(&args, &common),

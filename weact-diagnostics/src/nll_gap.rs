@@ -91,7 +91,7 @@ mod tests {
         assert_eq!(gap.per_record, [0.5, 5.0, 0.25, -0.5]);
         assert_eq!((gap.mean, gap.median), (Some(5.25 / 4.0), Some(0.375)));
         let (low, high) = gap.interval95.expect("four records");
-        assert!(-0.5 <= low && low < 0.5 && 2.0 < high && high <= 5.0, "{low} {high}");
+        assert!((-0.5..0.5).contains(&low) && (2.0..=5.0).contains(&high), "{low} {high}");
         assert_eq!(nll_gap(&fused[..1], &own[..1], RESAMPLING).expect("paired").interval95, None);
         let odd = nll_gap(&fused[..3], &own[..3], RESAMPLING).expect("paired");
         assert_eq!((odd.mean, odd.median), (Some(5.75 / 3.0), Some(0.5)));

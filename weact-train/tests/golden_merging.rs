@@ -183,7 +183,6 @@ fn the_closest_decisions_are_reported() {
         let (_, record) = merge(&golden.sources(&NAMES), &method.recipe(Preset::Peft)).expect("they fit");
         let trim = record.modules.iter().filter_map(|m| m.trim_margin).fold(f64::INFINITY, f64::min);
         let sign = record.modules.iter().filter_map(|m| m.sign_margin).fold(f64::INFINITY, f64::min);
-        println!("{name}: trim {trim:.4e} sign {sign:.4e}");
         let told = |what: &str| expected[format!("{name}_{what}")].as_f64().expect("a number");
         assert!((trim / told("trim") - 1.0).abs() < 0.02, "{name}: {trim} against {}", told("trim"));
         assert!(sign > 1e-5 && sign < 0.05, "{name}: {sign} ({})", told("sign"));
@@ -373,10 +372,6 @@ fn tspa_comes_nearer_to_the_mean_than_plain_padding_and_identical_adapters_are_k
     let (_, record) = merge(&golden.sources(&NAMES), &recipe).expect("they fit");
     for module in &record.modules {
         let alignment = module.alignment.as_ref().expect("factors were aligned");
-        println!(
-            "{} lambda {:.2} distance {:.3} micro {:?}",
-            module.module, alignment.lambda, alignment.distance_to_mean, alignment.micro
-        );
         // The reference reaches 0.46 to 0.62 with both stages on these random adapters; unaligned averages are 0.65 to 0.82 away.
         assert!(alignment.distance_to_mean < 0.65, "{}: {}", module.module, alignment.distance_to_mean);
         let (before, after) = alignment.micro.expect("both stages ran");
