@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trains two steps with `weact` on tiny random models and compares the adapter's logits with torch's and peft's. Then hands exported
 # rows over: peft trains on them from the same adapter to the same losses and factors, TRL trains the toy's search adapter, and both
-# results come back.
+# results come back. Merged adapters load in peft, and from there here again, with the same logits.
 # usage: .ci/parity.sh      needs: .venv with tests/parity/requirements.txt, and `cargo build --release`
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -88,6 +88,23 @@ TOML
 "$weact" score --model "$model" --input "$model/rows.jsonl" --out "$out/by-peft.jsonl" --quiet --adapter "$out/by-peft" \
     --logits "$out/by-peft.safetensors"
 "$python" tests/parity/check_adapter.py "$model" "$out/by-peft" "$out/by-peft.safetensors" "$model/rows.jsonl"
+
+echo "qwen3: merged adapters in peft, and one saved again by peft"
+# Another capability, rank and scale.
+sed "s|^capability = .*|capability = \"plan\"|; s|^out = .*|out = \"$out/qwen3-plan\"|; s|^rank = .*|rank = 6|; s|^alpha = .*|alpha = 3|" \
+    "$start.toml" > "$out/plan.toml"
+"$weact" train "$out/plan.toml" --quiet
+check_merge() { # ADAPTER
+    "$weact" score --model "$model" --input "$model/rows.jsonl" --out "$out/merged.jsonl" --quiet --adapter "$1" \
+        --logits "$out/merged.safetensors"
+    "$python" tests/parity/check_adapter.py "$model" "$1" "$out/merged.safetensors" "$model/rows.jsonl"
+}
+for method in additive ties dare-ties; do
+    "$weact" merge --method "$method" --out "$out/$method" --quiet "$start" "$out/qwen3-plan"
+    check_merge "$out/$method"
+done
+"$python" tests/parity/save_again.py "$model" "$out/ties" "$out/ties-again"
+check_merge "$out/ties-again"
 
 echo "toy: search by TRL, run with the shipped plan and write"
 toy=datasets/toy

@@ -16,11 +16,14 @@ use weact::{
     core::io::atomic,
     diagnose::{config::Bootstrap, mismatch},
     diagnostics::mismatch::Positions,
-    eval::report::{Format, Report},
+    eval::{
+        report::{Format, Report},
+        world::World,
+    },
 };
 
 fn main() -> Result<()> {
-    let (backbone, subjects) = toy::subjects(&toy::Weights::from_arguments()?)?;
+    let (backbone, subjects) = toy::subjects(&toy::Weights::from_arguments()?, &World::new(&Default::default())?)?;
     let positions = Positions::default();
     let measured = mismatch::measure(&backbone, &subjects, &positions, &mut |what| println!("{what}"))?;
     for (capability, ids) in measured.left_out.iter().filter(|(_, ids)| !ids.is_empty()) {

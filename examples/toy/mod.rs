@@ -182,6 +182,15 @@ impl Weights {
         Ok(Self { dir: dir.to_owned() })
     }
 
+    /// The adapters of another world, trained on its first `n` questions into `dir`.
+    pub(crate) fn of_world(world: &World, n: usize, dir: &Path) -> Result<Self> {
+        let data = write_gold(world, n, dir)?;
+        for recipe in RECIPES.iter().filter(|recipe| recipe.dir.starts_with("adapters/")) {
+            train(&run(recipe, &data, dir)?, &Device::flex())?;
+        }
+        Ok(Self { dir: dir.to_owned() })
+    }
+
     /// From `--train [DIR]` on the command line: trained anew, into DIR or a folder in the target folder; else the shipped ones.
     pub(crate) fn from_arguments() -> Result<Self> {
         let mut arguments = std::env::args().skip_while(|argument| argument != "--train");
@@ -210,6 +219,23 @@ impl Weights {
         }
         Ok(config)
     }
+}
+
+/// Adds a row for each of the paper's fusions of the adapters of `like`, the method that switches, before it. The merged adapters go
+/// into `out`.
+pub(crate) fn add_fusions(config: &mut eval::config::Run, like: &str, out: &Path) -> Result<()> {
+    let at = config.methods.iter().position(|method| method.name == like).context("the table has the method that switches")?;
+    let switching = config.methods[at].clone();
+    let library = switching.adapters.clone().context("it has adapters")?;
+    let dirs = ["plan", "search", "write"].map(|alias| library.join(alias));
+    let inputs = merge::files::open(&dirs, false)?;
+    for (name, method) in FUSIONS.iter().take(4).rev() {
+        let dir = out.join(method.name());
+        merge::files::to_files(&dir, &inputs, &method.recipe(Preset::Peft), None, merge::files::Existing::Overwrite)?;
+        let fused = eval::config::Method { name: (*name).to_owned(), fused: Some(dir), ..switching.clone() };
+        config.methods.insert(at, fused);
+    }
+    Ok(())
 }
 
 /// Runs an evaluation into `out`, anew, with a progress bar, and gives its records; `reveal` keeps the episodes of obfuscated files too.
@@ -268,10 +294,9 @@ pub(crate) fn fusions(adapters: &[(&str, &Adapter)]) -> Result<Vec<(String, Adap
 }
 
 /// The backbone, and its three specialists with their fusions and validation records.
-pub(crate) fn subjects(weights: &Weights) -> Result<(Backbone, Subjects)> {
+pub(crate) fn subjects(weights: &Weights, world: &World) -> Result<(Backbone, Subjects)> {
     let backbone = Checkpoint::open(Path::new(BACKBONE), false)?.load(&Device::flex(), DType::F32)?;
     let chat = Chat::open(Path::new(BACKBONE), ToolProtocol::Template)?;
-    let world = World::new(&Default::default())?;
     let tools = world.library()?.tools()?;
     let gold = world
         .questions(Split::Val, N_VALID)

@@ -15,8 +15,10 @@ pub(super) fn run(args: &Args, common: &Common) -> anyhow::Result<ExitCode> {
     write(&opened, "nll_gap.jsonl", &records)?;
     let gaps = nll_gap::gaps(&records, opened.run.bootstrap.resampling());
     let (table, figure) = nll_gap::report(&gaps);
-    let text = format!("{}\n{}", table.title, table.render(Format::Terminal));
-    let page = report(&opened, "nll-gap", "NLL gap", vec![table], figure)?;
+    let counts = nll_gap::wholly_right(&records);
+    let tables = vec![table, nll_gap::right_table(&counts)];
+    let text: String = tables.iter().map(|t| format!("{}\n{}\n", t.title, t.render(Format::Terminal))).collect();
+    let page = report(&opened, "nll-gap", "NLL gap", tables, figure)?;
     let rows: Vec<_> = gaps
         .iter()
         .map(|(fusion, capability, gap)| {
@@ -25,6 +27,6 @@ pub(super) fn run(args: &Args, common: &Common) -> anyhow::Result<ExitCode> {
                 "median_nats": gap.median})
         })
         .collect();
-    common.say.result(&format!("{text}{}", page.display()), &json!({"gaps": rows, "page": page}))?;
+    common.say.result(&format!("{text}{}", page.display()), &json!({"gaps": rows, "wholly_right": counts, "page": page}))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -23,7 +23,7 @@ pub use add_rows::add_rows;
 pub use attention::{Heads, Sequence, attention};
 pub use cross_entropy::{token_nll, token_scores};
 pub use linear::linear;
-pub use product::{PlainMatrix, product};
+pub use product::{PlainMatrix, gram, product};
 pub use rms_norm::rms_norm;
 pub use rope::rope;
 pub use self_check::SelfCheck;

@@ -67,6 +67,26 @@ pub fn product(left: PlainMatrix<'_>, right: PlainMatrix<'_>) -> Vec<f32> {
     out
 }
 
+/// `matrix^T matrix`, row-major: as [`product`], with no block computed twice.
+pub fn gram(matrix: PlainMatrix<'_>) -> Vec<f32> {
+    /// Columns computed at a time.
+    const BLOCK: usize = 256;
+    let turned = matrix.0.transposed();
+    let n = turned.n_rows;
+    let mut out = vec![0.0; n * n];
+    for start in (0..n).step_by(BLOCK) {
+        let width = BLOCK.min(n - start);
+        let mut upper = vec![0.0; (start + width) * width];
+        let columns = turned.rows(start, width).transposed();
+        multiply(&[(turned.rows(0, start + width), Weight::F32(columns))], Onto::Zero, &mut upper);
+        for (i, row) in upper.chunks_exact(width).enumerate() {
+            out[i * n + start..][..width].copy_from_slice(row);
+            row.iter().enumerate().for_each(|(j, x)| out[(start + j) * n + i] = *x);
+        }
+    }
+    out
+}
+
 /// Numbers of the right side that are packed at a time: they stay in the cache while all rows pass by.
 const PACKED: usize = 1 << 18;
 

@@ -3,7 +3,7 @@
 use nalgebra::{DMatrix, DVector, SVD};
 use weact_core::{
     adapter::PlainFactors,
-    ops::{PlainMatrix, product},
+    ops::{PlainMatrix, gram, product},
 };
 
 use super::mask::Stream;
@@ -41,7 +41,7 @@ const WHOLE: usize = 256;
 /// At most so many steps; a flat spectrum needs about eight.
 const MOST_STEPS: usize = 60;
 /// The iteration ends when two steps change the kept energy by less than this share.
-const STANDS: f64 = 1e-7;
+const STANDS: f64 = 1e-5;
 
 /// The best approximation of rank `rank` of a row-major `[d_out, d_in]` update. Where it is iterated, the start is drawn from
 /// `stream`.
@@ -59,34 +59,34 @@ pub(super) fn truncate_dense(update: &[f32], (d_out, d_in): (usize, usize), rank
     let plain = PlainMatrix::new(update, d_out, d_in);
     let (tall, wide) = if d_out >= d_in { (plain, plain.transposed()) } else { (plain.transposed(), plain) };
     let n_cols = 2 * rank;
-    let gram = product(wide, tall); // [smaller, smaller]
+    let gram = gram(tall); // [smaller, smaller]
     let start = (0..smaller * n_cols).map(|i| (stream.bits(i as u64) >> 11) as f64 / (1_u64 << 53) as f64 - 0.5);
-    let mut basis = orthonormal(DMatrix::from_iterator(smaller, n_cols, start)).expect("random columns are independent");
+    let mut basis = orthonormal(DMatrix::from_iterator(smaller, n_cols, start), 2).expect("random columns are independent");
     let (mut energy, mut steps) = (0.0, 0);
     loop {
         let image = times(PlainMatrix::new(&gram, smaller, smaller), &basis);
         steps += 1;
         if steps % 2 == 0 {
-            let now = top_energy(&basis.tr_mul(&image), rank);
+            let now = top_energy(&gram_of(&basis, &image), rank);
             if (now - energy).abs() <= STANDS * now || steps >= MOST_STEPS {
                 break;
             }
             energy = now;
         }
         // Columns that have become dependent carry nothing that is not in the others: the basis before them serves.
-        match orthonormal(image) {
+        match orthonormal(image, 1) {
             Some(next) => basis = next,
             None => break,
         }
     }
     // One more step on the update itself: the Gram matrix squares what f32 can tell apart.
-    let left = match orthonormal(times(tall, &basis)) {
+    let left = match orthonormal(times(tall, &basis), 2) {
         Some(left) => left,
         None => times(tall, &basis).qr().q(),
     };
     let right = times(wide, &left).transpose(); // [n_cols, smaller]
-    let small = svd(right);
-    let small = Svd { u: &left * small.u, s: small.s, v_t: small.v_t };
+    let small = svd_of_rows(&right);
+    let small = Svd { u: &left * small.u, ..small };
     let found = if d_out >= d_in { small } else { Svd { u: small.v_t.transpose(), s: small.s, v_t: small.u.transpose() } };
     truncate_svd(&found, rank, total, How::Subspace { steps })
 }
@@ -103,7 +103,7 @@ pub(super) fn truncate_low_rank(b: &DMatrix<f64>, a: &DMatrix<f64>, rank: usize)
     truncate_svd(&whole, rank, total, How::Svd)
 }
 
-/// A thin singular value decomposition, singular values falling, the largest entry of each left vector positive.
+/// A thin singular value decomposition, singular values falling.
 pub(super) struct Svd {
     pub(super) u: DMatrix<f64>,
     pub(super) s: DVector<f64>,
@@ -115,12 +115,22 @@ pub(super) fn svd(matrix: DMatrix<f64>) -> Svd {
     let wide = matrix.ncols() > matrix.nrows();
     let SVD { u, v_t, singular_values: s } = if wide { matrix.transpose() } else { matrix }.svd(true, true);
     let (u, v_t) = (u.expect("asked for"), v_t.expect("asked for"));
-    let (mut u, mut v_t) = if wide { (v_t.transpose(), u.transpose()) } else { (u, v_t) };
-    for j in 0..s.len() {
-        if u[(u.column(j).iamax(), j)] < 0.0 {
-            u.column_mut(j).neg_mut();
-            v_t.row_mut(j).neg_mut();
-        }
+    let (u, v_t) = if wide { (v_t.transpose(), u.transpose()) } else { (u, v_t) };
+    Svd { u, s, v_t }
+}
+
+/// The decomposition of a few long rows, by the eigenvectors of their Gram matrix.
+fn svd_of_rows(rows: &DMatrix<f64>) -> Svd {
+    let eigen = (rows * rows.transpose()).symmetric_eigen();
+    let mut order: Vec<usize> = (0..rows.nrows()).collect();
+    order.sort_by(|a, b| eigen.eigenvalues[*b].total_cmp(&eigen.eigenvalues[*a]));
+    let u = DMatrix::from_fn(rows.nrows(), rows.nrows(), |i, j| eigen.eigenvectors[(i, order[j])]);
+    let s = DVector::from_iterator(order.len(), order.iter().map(|j| eigen.eigenvalues[*j].max(0.0).sqrt()));
+    let largest = s.max();
+    let mut v_t = u.transpose() * rows;
+    for (mut row, s) in v_t.row_iter_mut().zip(s.iter()) {
+        // What is below the rounding of the Gram matrix has no direction.
+        row.scale_mut(if *s > 1e-7 * largest { 1.0 / s } else { 0.0 });
     }
     Svd { u, s, v_t }
 }
@@ -132,12 +142,11 @@ fn truncate_svd(whole: &Svd, rank: usize, total: f64, how: How) -> Compressed {
     let root = |r: usize| if r < n { whole.s[r].max(0.0).sqrt() } else { 0.0 };
     let mut factors = PlainFactors { a: vec![0.0; d_in * rank], b: vec![0.0; rank * d_out], d_in, rank, d_out };
     for r in 0..n {
-        for i in 0..d_in {
-            factors.a[i * rank + r] = (whole.v_t[(r, i)] * root(r)) as f32;
-        }
-        for o in 0..d_out {
-            factors.b[r * d_out + o] = (whole.u[(o, r)] * root(r)) as f32;
-        }
+        let column = whole.u.column(r);
+        // The largest entry of a left vector is positive: of the two signs, files have always the same.
+        let root = root(r) * column[column.iamax()].signum();
+        (0..d_in).for_each(|i| factors.a[i * rank + r] = (whole.v_t[(r, i)] * root) as f32);
+        (0..d_out).for_each(|o| factors.b[r * d_out + o] = (column[o] * root) as f32);
     }
     let kept: f64 = whole.s.iter().take(n).map(|s| s * s).sum();
     let next = whole.s.get(n).copied().filter(|s| *s > 0.0);
@@ -153,9 +162,9 @@ fn times(matrix: PlainMatrix<'_>, columns: &DMatrix<f64>) -> DMatrix<f64> {
     DMatrix::from_row_iterator(rows.len() / n_cols, n_cols, rows.into_iter().map(f64::from))
 }
 
-/// An orthonormal basis of the columns by two Cholesky steps (<https://arxiv.org/abs/1401.5171>), the columns brought to length 1
-/// first; `None` where they are not independent.
-fn orthonormal(mut columns: DMatrix<f64>) -> Option<DMatrix<f64>> {
+/// An orthonormal basis of the columns by Cholesky steps (<https://arxiv.org/abs/1401.5171>), the columns brought to length 1 first;
+/// `None` where they are not independent. Two steps make it orthonormal to rounding.
+fn orthonormal(mut columns: DMatrix<f64>, n_steps: usize) -> Option<DMatrix<f64>> {
     for mut column in columns.column_iter_mut() {
         let norm = column.norm();
         if !(norm > 0.0 && norm.is_finite()) {
@@ -163,13 +172,18 @@ fn orthonormal(mut columns: DMatrix<f64>) -> Option<DMatrix<f64>> {
         }
         column /= norm;
     }
-    for _ in 0..2 {
-        let cholesky = columns.tr_mul(&columns).cholesky()?;
-        let inverse = cholesky.l().try_inverse()?;
+    let n = columns.ncols();
+    for _ in 0..n_steps {
+        let cholesky = gram_of(&columns, &columns).cholesky()?;
+        let inverse = cholesky.l_dirty().solve_lower_triangular(&DMatrix::identity(n, n))?;
         columns *= inverse.transpose();
     }
-    let largest_error = (columns.tr_mul(&columns) - DMatrix::identity(columns.ncols(), columns.ncols())).amax();
-    (largest_error < 1e-10).then_some(columns)
+    Some(columns)
+}
+
+/// `a^T b` by the blocked product: nalgebra's own `tr_mul` takes one column with another.
+fn gram_of(a: &DMatrix<f64>, b: &DMatrix<f64>) -> DMatrix<f64> {
+    a.transpose() * b
 }
 
 /// The sum of the `rank` largest eigenvalues of a symmetric matrix.

@@ -194,10 +194,10 @@ impl<'a> Merge<'a> {
         Ok(shapes)
     }
 
-    /// The modules in the order of files, in runs that are merged at the same time: no more numbers than in two of the largest.
+    /// The modules in the order of files, in runs that are merged at the same time: no more numbers than in four of the largest.
     pub(crate) fn waves(&self) -> Vec<Vec<Module>> {
         let size = |module: &Module| self.shapes[module].0 * self.shapes[module].2;
-        let most = 2 * self.shapes.keys().map(size).max().unwrap_or(0);
+        let most = 4 * self.shapes.keys().map(size).max().unwrap_or(0);
         let mut waves: Vec<Vec<Module>> = Vec::new();
         let mut left = 0;
         for module in in_file_order(self.shapes.keys().copied()) {

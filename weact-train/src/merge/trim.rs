@@ -11,8 +11,8 @@ pub(super) fn magnitude(x: f32) -> u32 {
 /// What stays: every entry above the threshold, and of those at it the ones before an index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
-    bits: u32,
-    before: usize,
+    pub(super) bits: u32,     // magnitudes above it stay
+    pub(super) before: usize, // those at it stay before this row-major index
 }
 
 impl Cut {
@@ -50,21 +50,36 @@ pub fn of_module(values: &[f32], density: f64, at_least: bool) -> (Cut, Option<f
     histogram.add(values);
     let mut digits = histogram.descend(k as u64);
     digits.add(values);
-    let (bits, mut rest) = digits.finish();
-    if at_least {
-        rest = u64::MAX;
-    }
-    let (mut at_threshold, mut before, mut below) = (0, 0, 0);
-    for (i, m) in values.iter().map(|x| magnitude(*x)).enumerate() {
-        if m == bits && at_threshold < rest {
-            at_threshold += 1;
-            before = i + 1;
-        } else if m <= bits {
-            below = below.max(m);
-        }
+    let (bits, rest) = digits.finish();
+    // Compiled for the processor at hand.
+    let (at_threshold, mut below) = pulp::Arch::new().dispatch(
+        #[inline(always)]
+        || {
+            let (mut all_at_threshold, mut below) = (0, 0);
+            for values in values.chunks(1 << 16) {
+                let mut at_threshold = 0_u32;
+                for m in values.iter().map(|x| magnitude(*x)) {
+                    at_threshold += u32::from(m == bits);
+                    below = below.max(if m < bits { m } else { 0 });
+                }
+                all_at_threshold += u64::from(at_threshold);
+            }
+            (all_at_threshold, below)
+        },
+    );
+    let mut before = usize::MAX;
+    if !at_threshold_stays(at_threshold, rest, at_least) {
+        let equal = values.iter().enumerate().filter(|(_, x)| magnitude(**x) == bits);
+        before = 1 + equal.map(|(i, _)| i).nth(rest as usize - 1).expect("as many as were counted");
+        below = bits;
     }
     let [least, most] = [bits, below].map(|bits| f64::from(f32::from_bits(bits)));
     (Cut { bits, before }, (least > 0.0).then(|| (least - most) / least))
+}
+
+/// Whether all entries at the threshold stay.
+fn at_threshold_stays(n: u64, rest: u64, at_least: bool) -> bool {
+    at_least || n == rest
 }
 
 /// The upper halves of magnitudes, counted: the first of two passes to the k-th largest over tensors that are not in memory at once.
