@@ -91,7 +91,7 @@ TOML
 
 echo "qwen3: merged adapters in peft, and one saved again by peft"
 # Another capability, rank and scale.
-sed "s|^capability = .*|capability = \"plan\"|; s|^out = .*|out = \"$out/qwen3-plan\"|; s|^rank = .*|rank = 6|; s|^alpha = .*|alpha = 3|" \
+sed "s|^capability = .*|capability = \"plan\"|; s|^out = .*|out = \"$out/qwen3-plan\"|; s|^rank = .*|rank = 6|; s|^alpha = .*|alpha = 3|; s|^max_lost = .*|max_lost = 0.2|" \
     "$start.toml" > "$out/plan.toml"
 "$weact" train "$out/plan.toml" --quiet
 check_merge() { # ADAPTER

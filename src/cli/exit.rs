@@ -51,12 +51,12 @@ fn reader_is_gone(error: &anyhow::Error) -> bool {
 }
 
 fn is_usage(error: &anyhow::Error) -> bool {
-    use weact::train::Error::{Config, RunDirectory};
+    use weact::train::Error::{Config, Recipe, RunDirectory};
     let of_training = error.downcast_ref::<weact::train::Error>();
     let of_evaluation = error.downcast_ref::<weact::eval::Error>();
     let of_diagnostics = error.downcast_ref::<weact::diagnose::Error>();
     error.is::<Usage>()
         || matches!(of_diagnostics, Some(weact::diagnose::Error::Config { .. }))
-        || matches!(of_training, Some(Config { .. } | RunDirectory { .. }))
+        || matches!(of_training, Some(Config { .. } | Recipe(_) | RunDirectory { .. }))
         || matches!(of_evaluation, Some(weact::eval::Error::Config { .. } | weact::eval::Error::RunDirectory { .. }))
 }

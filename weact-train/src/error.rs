@@ -25,7 +25,10 @@ pub enum Error {
         /// What is wrong and what to do.
         why: String,
     },
-    /// A merge can't be made as asked, or of these adapters.
+    /// A merge's recipe is wrong: exit status 2.
+    #[error("{0}")]
+    Recipe(String),
+    /// These adapters can't be merged as asked.
     #[error("{0}")]
     Merge(String),
     /// The run can't go on.

@@ -358,7 +358,7 @@ impl Recipe {
     /// If there is no source, there are not as many weights as sources, all are zero, one is not finite, a sum that divides is not
     /// positive, or density, drop rate, lambda or rank is outside its range.
     pub fn resolve(&mut self, ids: &[&str]) -> Result<()> {
-        let wrong = |why: String| Err(Error::Merge(why));
+        let wrong = |why: String| Err(Error::Recipe(why));
         let n = ids.len();
         if n == 0 {
             return wrong("a merge needs at least one adapter".to_owned());
