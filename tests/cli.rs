@@ -475,7 +475,10 @@ fn each_fault_has_its_exit_status_and_one_line() {
         ("data import --from openai absent.jsonl --out o.jsonl".to_owned(), 1, "can't read absent.jsonl"),
         ("inspect absent".to_owned(), 1, "absent: is no folder"),
         ("inspect .".to_owned(), 1, "is no model"),
-        ("merge --method ties a b".to_owned(), 2, "unrecognized subcommand"),
+        ("unite a b".to_owned(), 2, "unrecognized subcommand"),
+        ("merge --method ties --out o.jsonl absent".to_owned(), 1, "absent"),
+        ("merge --method tis --out o.jsonl absent".to_owned(), 2, "no merge is called"),
+        ("merge --method average --density 0.2 --out o.jsonl absent".to_owned(), 2, "nothing is trimmed"),
         (String::new(), 2, "Usage:"),
     ];
     for (line, status, said) in cases {

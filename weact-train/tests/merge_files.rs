@@ -328,7 +328,7 @@ fn the_exact_family_has_no_cross_terms_and_the_other_is_named() {
         let rank = if space == Space::Update { Rank::Exact } else { Rank::LargestSource };
         let recipe = Recipe { weights: vec![1.0, -1.0], space, rank, ..recipe(Method::Linear) };
         let (adapter, record) = merge(&sources, &recipe).expect("they fit");
-        (products(&adapter)[&module].clone(), serde_json::to_value(&record.recipe.space).expect("JSON"))
+        (products(&adapter)[&module].clone(), serde_json::to_value(record.recipe.space).expect("JSON"))
     };
     // B1 A1 - B2 A2, row-major: [3 6; 4 8] - [35 42; 40 48].
     assert_eq!(made(Space::Update), (vec![-32.0, -36.0, -36.0, -40.0], json!("update")));
