@@ -41,7 +41,7 @@ pub enum Space {
     Factors,
     /// Coordinates of the updates in the basis that they share (KnOTS, <https://arxiv.org/abs/2410.19735>).
     Knots,
-    /// Factors after rotations and scales that leave each update as it is (TSPA; a reconstruction, see [`super::tspa`]).
+    /// Factors after rotations and scales that leave each update as it is (TSPA; a reconstruction, as `merge/tspa.rs` says).
     Aligned {
         /// Which alignments run.
         stages: Stages,
