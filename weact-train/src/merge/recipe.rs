@@ -381,6 +381,9 @@ impl Recipe {
         if let Some(Drop { rate, .. }) = self.drop.filter(|d| !(0.0..=1.0).contains(&d.rate)) {
             return wrong(format!("the drop rate is {rate}; it is a probability, between 0 and 1"));
         }
+        if let Some(Drop { seed, .. }) = self.drop.filter(|d| i64::try_from(d.seed).is_err()) {
+            return wrong(format!("the seed is {seed}; cards hold seeds below 2^63"));
+        }
         if let Lambda::Fixed(lambda) = self.lambda
             && !lambda.is_finite()
         {
